@@ -6,14 +6,6 @@ are named. Importing them is cheap, so that help and mistakes are printed before
 
 from __future__ import annotations
 
-KIND_OF_HEAD = {  # of DSpark and DFlash 2; "" for none
-    "": "dflash",
-    "vanilla": "dspark-markov",
-    "gated": "dspark-gated",
-    "rnn": "dspark-rnn",
-    "selector": "dflash2",
-}
-CHAIN = "eagle3"
-DRAFTER_KINDS = (*KIND_OF_HEAD.values(), CHAIN)
+DRAFTER_KINDS = ("dflash", "dspark-markov", "dspark-gated", "dspark-rnn", "dflash2", "eagle3")
 DRAFTER_BENCHMARKS = ("minigsm_free", "minicode_free")
 FILTER_BENCHMARKS = ("minigsm", "minicode", "minimath")

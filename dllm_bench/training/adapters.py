@@ -352,7 +352,16 @@ class AdapterTraining(Training):
         return {name: sum(v) / len(v) for name, v in sorted(found.items()) if v}
 
     def write(self, out: Path) -> None:
-        write_json(out / LORA_CONFIG, published_config(self.job, self.loaded.metadata.name))
+        published = {  # in peft's format
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self.loaded.metadata.name,
+            "r": self.job.rank,
+            "lora_alpha": self.job.rank,
+            "bias": "none",
+            "target_modules": list(TARGETS),
+        }
+        write_json(out / LORA_CONFIG, published)
         weights = {name: w.detach().to("cpu", torch.bfloat16) for name, w in self.learned.items()}
         with atomic_path(out / f"{LORA_STEM}.safetensors") as temporary:
             save_file({name: w.contiguous() for name, w in weights.items()}, temporary)
@@ -367,16 +376,3 @@ class AdapterTraining(Training):
             "cut": CUT,
             "held_out": HELD_OUT,
         }
-
-
-def published_config(job: AdapterJob, model: str) -> dict[str, Any]:
-    """Return adapter_config.json, in peft's format."""
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": model,
-        "r": job.rank,
-        "lora_alpha": job.rank,
-        "bias": "none",
-        "target_modules": list(TARGETS),
-    }

@@ -43,7 +43,7 @@ from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetw
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.store.files import Appender, atomic_path, is_file, lstat, make_folder, matching
-from dllm_bench.training import CHAIN, DRAFTER_BENCHMARKS, KIND_OF_HEAD, loop, prompts
+from dllm_bench.training import DRAFTER_BENCHMARKS, loop, prompts
 from dllm_bench.training import drafter_objectives as objectives
 from dllm_bench.training.drafter_objectives import LossShares, TargetRows
 from dllm_bench.training.loop import Numbers, Point, Report, Training, TrainingText
@@ -131,7 +131,8 @@ class DrafterJob(CheckedFields):
     @property
     def kind(self) -> str:
         """Name of the kind, one of `KINDS`."""
-        return CHAIN if self.chain else KIND_OF_HEAD[self.head]
+        own = (self.chain, self.head)
+        return next(kind for kind, job in KINDS.items() if (job.chain, job.head) == own)
 
     @property
     def decoder(self) -> str:
@@ -193,7 +194,7 @@ KINDS: Mapping[str, DrafterJob] = {
     "dspark-gated": replace(_DSPARK, head="gated"),
     "dspark-rnn": replace(_DSPARK, head="rnn"),
     "dflash2": DrafterJob(head="selector", slots=8, shares=_CROSS_ENTROPY),
-    CHAIN: DrafterJob(chain=True, layers=1),
+    "eagle3": DrafterJob(chain=True, layers=1),
 }
 """Kinds of drafters with their usual settings."""
 

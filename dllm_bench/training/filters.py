@@ -42,12 +42,12 @@ from dllm_bench.methods.common import Blocks, Confidence, Eos, TopK
 from dllm_bench.methods.learn2pd import Oracle
 from dllm_bench.models import filters as filter_files
 from dllm_bench.models import load as loading
-from dllm_bench.store.files import atomic_path, is_file, make_folder, write_atomic
+from dllm_bench.store.files import atomic_path, is_file, make_folder
 from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.inputs import model_hashes, model_spec
 from dllm_bench.store.spec import digest, slug
 from dllm_bench.training import FILTER_BENCHMARKS, prompts
-from dllm_bench.training.loop import Countdown, Report, card, command
+from dllm_bench.training.loop import Countdown, Point, Report, command, write_report
 
 SAVE_EVERY_S = 60.0
 Row = tuple[Tensor, Tensor, Tensor]
@@ -125,7 +125,7 @@ class FittedFilter:
     rates: dict[str, Rates]
     """Part of the split -> loss and decisions; "confidence": the test part with the plain
     confidences in place of the filter's probabilities."""
-    curve: list[dict[str, float]]
+    curve: list[Point]
     seconds: float
 
 
@@ -148,10 +148,8 @@ def train(
     )
     make_folder(out)
     learned = filter_files.save_filter(out, fitted.tensors, facts)
-    curve = "".join(json.dumps(point) + "\n" for point in fitted.curve)
-    write_atomic(out / "curve.jsonl", curve)
     parts = {"job": job, "learned": learned, "facts": facts, "found": found, "fitted": fitted}
-    write_atomic(out / "CARD.md", card("filter", out.name, {**parts, "per_task": FLAN_PER_TASK}))
+    write_report(out, "filter", fitted.curve, {**parts, "per_task": FLAN_PER_TASK})
     return learned
 
 
@@ -379,7 +377,7 @@ def fit(found: Traces, job: FilterJob, report: Report = print) -> FittedFilter:
     parts = split_by_prompt(found, job.seed)
     network = network_of(job.block, job.layers, job.seed).to(found.confidence_SW.device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=job.lr)
-    curve: list[dict[str, float]] = []
+    curve: list[Point] = []
     best, best_epoch, best_tensors = float("inf"), 0, {}
     started, countdown = time.monotonic(), Countdown(job.epochs)
     for epoch in range(1, job.epochs + 1):

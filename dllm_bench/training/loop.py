@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.progress import duration
@@ -70,11 +71,13 @@ class Countdown:
         return f"{unit} {done:g} of {self.total}: {numbers}, {self.eta(int(done))}"
 
 
-def card(kind: str, title: str, parts: Mapping[str, Any]) -> str:
-    """Return a model card: the template of `cards` for this kind, filled with `parts`.
+def write_report(out: Path, kind: str, curve: Sequence[Point], parts: Mapping[str, Any]) -> None:
+    """Write the curve of a training, and the model card: the template of `cards` for this kind,
+    filled with `parts`.
 
     What decoding with the model gives is measured by runs.
     """
+    write_atomic(out / "curve.jsonl", "".join(json.dumps(point) + "\n" for point in curve))
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "cards"),
         undefined=StrictUndefined,
@@ -82,7 +85,8 @@ def card(kind: str, title: str, parts: Mapping[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     templates.filters["f"] = format
-    return templates.get_template(f"{kind}.md").render(title=title, **parts)
+    card = templates.get_template(f"{kind}.md").render(title=out.name, **parts)
+    write_atomic(out / "CARD.md", card)
 
 
 def command(start: str, job: Any, usual: Any, shown: Mapping[str, Any]) -> str:
@@ -118,13 +122,9 @@ class TrainingText:
 def padded(texts: Sequence[TrainingText], end: int) -> tuple[Tensor, Tensor]:
     """Return (ids_BL, answer_BL): texts filled up with the end token, and their answer
     positions."""
-    length = max(len(text.ids) for text in texts)
-    ids_BL = torch.full((len(texts), length), end)
-    answer_BL = torch.zeros(len(texts), length, dtype=torch.bool)
-    for row, text in enumerate(texts):
-        ids_BL[row, : len(text.ids)] = torch.tensor(text.ids)
-        answer_BL[row, text.prompt : len(text.ids)] = True
-    return ids_BL, answer_BL
+    ids = [torch.tensor(text.ids) for text in texts]
+    answers = [torch.arange(len(text.ids)) >= text.prompt for text in texts]
+    return pad_sequence(ids, True, end), pad_sequence(answers, True)
 
 
 def stored_texts(file: Path) -> list[TrainingText]:
@@ -230,10 +230,8 @@ class Training(ABC):
         """Write what is trained as it is now, its curve and card, and the state to resume from."""
         make_folder(out)
         self.write(out)
-        curve = "".join(json.dumps(point) + "\n" for point in self.curve)
-        write_atomic(out / "curve.jsonl", curve)
         parts = {"job": self.job, "training": self, **self.facts()}
-        write_atomic(out / "CARD.md", card(self.part, out.name, parts))
+        write_report(out, self.part, self.curve, parts)
         state = {
             "step": self.step,
             "seconds": self.seconds,

@@ -26,6 +26,7 @@ from dllm_bench.metrics import drafts
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.load import LoadedModel, load_model
+from dllm_bench.training import DRAFTER_KINDS
 from dllm_bench.training import drafter_objectives as objectives
 from dllm_bench.training import drafters as training
 from dllm_bench.training.drafter_objectives import LossShares, TargetRows
@@ -443,7 +444,7 @@ def test_what_cannot_be_trained_is_one_sentence(command) -> None:
     assert "dspark-markov" in command("train drafter tiny-qwen3 medusa", code=2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DRAFTER_KINDS)
 def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
     changes: dict[str, Any] = {"lr": 3e-3, "temperature": 0.0, "texts": "gold"}
     changes["benchmarks"] = ("minigsm_free", "ministory")

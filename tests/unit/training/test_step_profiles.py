@@ -88,10 +88,9 @@ def test_step_times_are_interpolated_between_measured_sizes() -> None:
     [((), ()), ((2, 3), (1.0, 1.0)), ((1, 1), (1.0, 1.0)), ((1, 2), (1.0,)), ((1,), (0.0,))],
 )
 def test_impossible_tables_are_refused(tokens: tuple[int, ...], rates: tuple[float, ...]) -> None:
-    with pytest.raises(DllmBenchError, match="rising sizes from 1"):
-        StepProfile(tokens, rates)
-    with pytest.raises(DllmBenchError, match="rising sizes from 1"):
-        ProfileJob((4, 8))
+    for make in (lambda: StepProfile(tokens, rates), lambda: ProfileJob((4, 8))):
+        with pytest.raises(DllmBenchError, match="rising sizes from 1"):
+            make()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"tokens": [1]}', None])
