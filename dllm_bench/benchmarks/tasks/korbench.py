@@ -12,6 +12,7 @@ import ast
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from dllm_bench.benchmarks.tasks import TEXTS, Doc, math_answers
 
@@ -123,8 +124,8 @@ def _expressions(text: str) -> list[str]:
     return [part.strip() for part in last.split("or") if part.strip()]
 
 
-def same(form: Callable[[str], object]) -> Matcher:
-    """Return the matcher of texts that have the same form."""
+def same(form: Callable[[Any], object]) -> Callable[[Any, Any], bool]:
+    """Return the matcher of texts, or of None, that have the same form."""
     return lambda text, gold: form(text) == form(gold)
 
 
@@ -143,12 +144,6 @@ alternatives = same(lambda t: sorted((tight(t) or "").replace("\\text{or}", "or"
 def letters(text: str | None) -> str:
     """Return the letters only, in lower case."""
     return re.sub(r"[^A-Za-z]", "", text or "").lower()
-
-
-def same_assignments(text: str | None, gold: str | None) -> bool:
-    """Apply rule 5: the same assignments in any order."""
-    answer, expected = (re.sub(r"\s+", "", one or "").split(",") for one in (text, gold))
-    return sorted(answer) == sorted(expected)
 
 
 def equation(text: str | None, gold: str | None) -> bool:
@@ -185,13 +180,12 @@ PUZZLES: Mapping[str, Callable[[str | None, str | None], bool]] = {
     ),
     # a part of the accepted answer
     "4": lambda text, gold: bool(letters(text)) and letters(text) in (gold or ""),
-    "5": same_assignments,
+    # the same assignments in any order
+    "5": same(lambda text: sorted(re.sub(r"\s+", "", text or "").split(","))),
     "9": equation,
     "10": twenty_four,
     # equal apart from commas, spaces and brackets
-    "18": lambda text, gold: (
-        re.sub(r"[,\s\[\]]+", "", text or "") == re.sub(r"[,\s\[\]]+", "", gold or "")
-    ),
+    "18": same(lambda text: re.sub(r"[,\s\[\]]+", "", text or "")),
 }
 """Rule -> its matcher."""
 
