@@ -5,7 +5,7 @@ the warning that this machine forces a slower path.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 
@@ -49,12 +49,18 @@ FALLBACKS: list[str] = []
 """Slower paths that this process takes, each with its reason; records store them."""
 
 
-def fall_back(what: str, why: str, stacklevel: int = 2) -> None:
-    """Note that this process takes a slower path, with a warning.
+def passes_check(check: Callable[[], None], what: str, slower: str) -> bool:
+    """Return whether the check of a fast path raises nothing; note the slower path, with a warning,
+    if it does.
 
-    what: that path, as a sentence.
+    what: what is checked. slower: what this process does without it, as a sentence.
     """
-    message = f"{what}: {why}."
-    if message not in FALLBACKS:
-        FALLBACKS.append(message)
-    warnings.warn(message, stacklevel=stacklevel + 1)
+    try:
+        check()
+    except Exception as error:
+        message = f"{slower}: {what} fails ({error})."
+        if message not in FALLBACKS:
+            FALLBACKS.append(message)
+        warnings.warn(message, stacklevel=5)
+        return False
+    return True

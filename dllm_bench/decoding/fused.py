@@ -10,12 +10,12 @@ for each pair of dtypes, by the first request that needs it, which in a run is o
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from dllm_bench.core.errors import fall_back
+from dllm_bench.core.errors import passes_check
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SPAN = 8192  # logits of one part of a row, which one program reads
@@ -37,12 +37,8 @@ def works(dtype: torch.dtype, to: torch.dtype | None = None, device: str = "cuda
 
     Tried once, on two rows.
     """
-    try:
-        compare_kernels(device, dtype, to or dtype)
-    except Exception as error:
-        fall_back(f"Logits in {dtype} are read in several passes", f"Triton fails ({error})", 4)
-        return False
-    return True
+    compare = partial(compare_kernels, device, dtype, to or dtype)
+    return passes_check(compare, "Triton", f"Logits in {dtype} are read in several passes")
 
 
 def compare_kernels(device: str, dtype: torch.dtype, to: torch.dtype) -> None:

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan, fed_positions
-from dllm_bench.core.errors import DllmBenchError, fall_back
+from dllm_bench.core.errors import DllmBenchError, passes_check
 from dllm_bench.models.kv import KeysValues, PositionCache, Span
 from dllm_bench.models.layer_ops import Rotation, has_kernels, join, windows_kernel
 
@@ -444,18 +444,13 @@ def mass_kernel_works(
     """
     if dtype not in HALF:
         return False
-    try:
-        _compare_mass_kernel(dtype, heads, device)
-    except Exception as error:
-        queries, groups, width = heads
-        fall_back(
-            f"Branches take more launches and memory in attention of {queries} over {groups} heads "
-            f"of {width} in {dtype}",
-            f"torch's kernel fails ({error})",
-            5,
-        )
-        return False
-    return True
+    queries, groups, width = heads
+    slower = (
+        f"Branches take more launches and memory in attention of {queries} over {groups} heads of "
+        f"{width} in {dtype}"
+    )
+    compare = partial(_compare_mass_kernel, dtype, heads, device)
+    return passes_check(compare, "torch's kernel", slower)
 
 
 def _compare_mass_kernel(dtype: torch.dtype, heads: tuple[int, int, int], device: str) -> None:

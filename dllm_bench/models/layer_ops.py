@@ -9,14 +9,14 @@ head size, X = A + 2 G.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from dllm_bench.core.errors import fall_back
+from dllm_bench.core.errors import passes_check
 
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of each position's angles, (1, F, E) each; both halves of E are equal."""
@@ -33,14 +33,10 @@ def has_kernels(values: Tensor) -> bool:
 
 
 @cache
-def kernels_work(dtype: torch.dtype, device: str = "cuda") -> bool:
+def kernels_work(dtype: torch.dtype) -> bool:
     """Return whether the kernels run on values of `dtype` and agree with torch; tried once."""
-    try:
-        compare_kernels(device, dtype)
-    except Exception as error:
-        fall_back(f"Layers in {dtype} start more launches", f"Triton fails ({error})", 4)
-        return False
-    return True
+    compare = partial(compare_kernels, "cuda", dtype)
+    return passes_check(compare, "Triton", f"Layers in {dtype} start more launches")
 
 
 def compare_kernels(device: str, dtype: torch.dtype = torch.float32) -> None:
