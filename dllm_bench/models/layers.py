@@ -115,7 +115,6 @@ class PlainLayer(DecoderLayer):
         self._head_size: int = attention.head_dim
         inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
         self._counts = [layer.out_features // self._head_size for layer in inputs]
-        self._value_layer = attention.v_proj
         self._joined = joined
         self._inputs = Projections(inputs, joined)
         self._gate_up = Projections((mlp.gate_proj, mlp.up_proj), joined)
@@ -146,10 +145,6 @@ class PlainLayer(DecoderLayer):
     def normed(self, hidden_PFH: Tensor) -> Tensor:
         """See `DecoderLayer`."""
         return self._norm(hidden_PFH, 0)
-
-    def values(self, normed_1RH: Tensor) -> Tensor:
-        """See `DecoderLayer`."""
-        return linear(normed_1RH, self._value_layer.weight, self._value_layer.bias)
 
     def attended(self, normed_PFH: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `DecoderLayer`."""
