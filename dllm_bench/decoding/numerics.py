@@ -152,9 +152,9 @@ def argmax(values_XV: Tensor) -> Tensor:
     return values_XV.argmax(-1)
 
 
-def top1(logits_KWV: Tensor, precision: Precision = "float32") -> tuple[Tensor, Tensor]:
+def top1(logits_KWV: Tensor) -> tuple[Tensor, Tensor]:
     """Return the most probable token and its probability: ids_KW int64, probability_KW."""
-    seen = read_logits(logits_KWV, precision)
+    seen = read_logits(logits_KWV)
     return seen.ids_KW, seen.probability_KW
 
 
