@@ -187,6 +187,13 @@ def read_settings(texts: Iterable[str], option: str) -> dict[str, Any]:
     return settings
 
 
+def hub_cache() -> Path:
+    """Return the folder in which the hub's client keeps what it downloaded."""
+    from huggingface_hub import constants  # slow to import
+
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
 @cache
 def default_pieces(decoder: str) -> Mapping[str, str]:
     """Return {slot: the piece that the decoder's own yaml chooses}."""

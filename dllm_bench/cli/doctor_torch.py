@@ -46,7 +46,7 @@ from dllm_bench.models.acceleration import ROWS, FixedShapeDenoiser
 from dllm_bench.models.load import Inspection, LoadedModel, inspect_checkpoint, load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.paths import read_yaml
+from dllm_bench.paths import hub_cache, read_yaml
 from dllm_bench.runs.runner import FiniteLogits
 from dllm_bench.serving.client import Client
 from dllm_bench.store import inputs
@@ -144,7 +144,7 @@ def file_lines(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line]:
 
 def manifest_line(source: str) -> Line:
     """Compare the files with the manifest that `prefetch` wrote, if there is one."""
-    cache = sources.hub_cache()
+    cache = hub_cache()
     entry = sources.read_manifest(cache).get(source)
     if entry is None:
         text = f"none lists {source}, so its files cannot be compared with the published ones"

@@ -17,7 +17,7 @@ from pathlib import Path
 from dllm_bench.cli.common import as_model, compose, open_store, print_lines, print_written
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show
-from dllm_bench.paths import IMPORTED, expanded, place_of
+from dllm_bench.paths import IMPORTED, expanded, hub_cache, place_of
 from dllm_bench.registry import require_known
 from dllm_bench.store.files import explain_write_errors, make_folder
 from dllm_bench.store.inputs import decoder_of, model_spec
@@ -33,7 +33,7 @@ FORMS = ("parquet", "csv", "hf-dataset", "lm-eval", "aup", "hub", "eee")
 def prefetch_models(arguments: Namespace) -> int:
     """Download or verify; with --verify, 1 if a file is missing or damaged."""
     named = [compose([as_model(name)])["model"] for name in arguments.models]
-    from dllm_bench.models.sources import MANIFEST, hub_cache, prefetch, verify_manifest
+    from dllm_bench.models.sources import MANIFEST, prefetch, verify_manifest
 
     cache = (arguments.to or hub_cache()).expanduser().absolute()
     if arguments.verify:

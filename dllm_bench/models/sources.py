@@ -412,13 +412,6 @@ def manifest_entry(folder: Path, cache: Path) -> Manifest:
     return {"commit": snapshot_commit(folder), "files": listed}
 
 
-def hub_cache() -> Path:
-    """Return the folder in which the hub's client keeps what it downloaded."""
-    from huggingface_hub import constants  # slow to import
-
-    return Path(constants.HF_HUB_CACHE).expanduser()
-
-
 def read_manifest(cache: Path) -> Manifest:
     """Return the manifest of a cache; {} if it has none."""
     file = cache / MANIFEST

@@ -220,7 +220,7 @@ def test_a_filter_of_no_numbers_is_refused(tmp_path: Path) -> None:
 def test_doctor_compares_files_with_the_manifest(tmp_path, monkeypatch) -> None:
     """A swap of two tensors of one shape leaves every name and size as it was."""
     folder = tiny_checkpoint("dream", tmp_path / "snapshot", seed=5)
-    monkeypatch.setattr(doctor_torch.sources, "hub_cache", lambda: tmp_path)
+    monkeypatch.setattr(doctor_torch, "hub_cache", lambda: tmp_path)
 
     def line() -> tuple[str, str, str]:
         model = {"name": "tiny", "path": str(folder)}

@@ -8,7 +8,6 @@ the same order. Few-shot examples are the first of a split that is never graded.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from dllm_bench.benchmarks.items import (
 from dllm_bench.benchmarks.tasks import readers, text_scorers
 from dllm_bench.benchmarks.tasks.readers import Row
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import expanded, read_yaml
+from dllm_bench.paths import expanded, hub_cache, read_yaml
 from dllm_bench.registry import require_known
 
 if TYPE_CHECKING:
@@ -113,12 +112,6 @@ def check(source: str, split: str, data_dir: str | None) -> None:
     name = str(_hub_split(source, split)["repository"])
     folder = hub_cache() / f"datasets--{name.replace('/', '--')}"
     require_cache_or_server(source, HUB, folder, PUBLISHED[source].files[split][0])
-
-
-def hub_cache() -> Path:
-    """Return the folder in which the hub's client keeps what it downloaded."""
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
 def _original_file(source: str, split: str, data_dir: str) -> tuple[Path, str]:
