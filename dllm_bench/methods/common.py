@@ -402,6 +402,16 @@ class Best(Select):
         return most_confident(scores, window, torch.where(remasked_K > 0, remasked_K, self.number))
 
 
+@dataclass(frozen=True)
+class WithInner(Select):
+    """Base of selectors that change the choice of `inner`; the stall rule is that of `inner`."""
+
+    inner: Select
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        return self.inner.on_stall(scores, window, state)
+
+
 @register("select.union")
 @dataclass(frozen=True)
 class Union(Select):

@@ -24,6 +24,7 @@ from dllm_bench.methods.caches import DualCache, NoCache, Span, scoring_window
 from dllm_bench.methods.common import (
     COUNTS_STEPS,
     InTurn,
+    WithInner,
     at_most,
     column,
     falling,
@@ -85,7 +86,7 @@ class Factor(MostProbable):
 
 @register("select.ration")
 @dataclass(frozen=True)
-class Ration(Select):
+class Ration(WithInner):
     """Limits `inner` to a budget of the most confident: S steps per block share its masks evenly.
 
     After step i at most (i + 1) / S of the block's initial masks are committed. The unused budget
@@ -93,7 +94,6 @@ class Ration(Select):
     and the whole generation as one block, this is Fast-dLLM's threshold for Dream without a cache.
     """
 
-    inner: Select
     steps: Positive  # S
     needs = COUNTS_STEPS
 
@@ -103,13 +103,10 @@ class Ration(Select):
         left_K = due_K - (total_K - window.eligible_KW.sum(1))
         return most_confident(scores, window, left_K) & self.inner(scores, window, state)
 
-    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        return self.inner.on_stall(scores, window, state)
-
 
 @register("select.first_of_block")
 @dataclass(frozen=True)
-class FirstOfBlock(Select):
+class FirstOfBlock(WithInner):
     """Commits the first mask of a block in its first forward; `inner` decides everything else.
 
     Fast-dLLM's caches for Dream do this: the hidden state that predicts a block's first position is
@@ -117,7 +114,6 @@ class FirstOfBlock(Select):
     decodes nothing else. The inner selector counts that forward as its own step 0.
     """
 
-    inner: Select
     needs = COUNTS_STEPS
 
     @property
@@ -132,9 +128,6 @@ class FirstOfBlock(Select):
             return inner_KW
         first_KW = window.eligible_KW & (window.eligible_KW.cumsum(1) == 1)
         return first_KW if is_first is True else torch.where(is_first, first_KW, inner_KW)
-
-    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        return self.inner.on_stall(scores, window, state)
 
 
 @dataclass(frozen=True)

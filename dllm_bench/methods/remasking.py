@@ -18,7 +18,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.methods.caches import step_of_block
-from dllm_bench.methods.common import COUNTS_STEPS, largest, most_confident, same_block
+from dllm_bench.methods.common import COUNTS_STEPS, WithInner, largest, most_confident, same_block
 from dllm_bench.methods.revising import (
     REVISES_BLOCK,
     REVISES_CANVAS,
@@ -306,14 +306,13 @@ class Remask(ReadsStanding):
 
 @register("select.capped")
 @dataclass(frozen=True)
-class Capped(Select):
+class Capped(WithInner):
     """Limits `inner` to a share of the masks, the most confident ones (WINO, arXiv 2507.18578).
 
     Among the positions that `inner` chooses, the max(min(int(share m), most), least) most confident
     ones are committed, where m is the number of masks in the open block.
     """
 
-    inner: Select
     share: PositiveProportion = 0.7  # share of the masks
     least: Positive = 5  # lower limit of the cap
     most: int = 20  # upper limit of the cap
@@ -329,9 +328,6 @@ class Capped(Select):
         masks_K = window.eligible_KW.sum(1)
         cap_K = (masks_K.double() * self.share).long().clamp(self.least, self.most)
         return most_confident(scores, window, cap_K) & self.inner(scores, window, state)
-
-    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        return self.inner.on_stall(scores, window, state)
 
 
 Span = tuple[int, int]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.contracts import Scores
 from dllm_bench.core.decoder import Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -29,6 +29,7 @@ from dllm_bench.methods.common import (
     Threshold,
     TopK,
     Union,
+    WithInner,
 )
 from dllm_bench.methods.confidence_rules import GAP, AnswerGap, EarlyExit, EntropyBound, LocalLeap
 from dllm_bench.methods.d3llm import EntropyThreshold, MultiBlock
@@ -139,16 +140,11 @@ def test_more_steps_than_can_be_useful_are_refused(model) -> None:
 
 
 @dataclass(frozen=True)
-class AskedAnyway(Select):
+class AskedAnyway(WithInner):
     """Does what `inner` does, and is asked for its stall rule in every forward."""
-
-    inner: Select
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         return self.inner(scores, window, state)
-
-    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        return self.inner.on_stall(scores, window, state)
 
 
 STEADY = [
