@@ -20,6 +20,7 @@ from dllm_bench.api import compose as composing
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Round, Stop
 from dllm_bench.core.decoder import Condition, Need, Piece
+from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState
 from dllm_bench.core.transfer import to_device
@@ -101,10 +102,10 @@ def needs_unshifted(decoder: Any) -> bool:
     return any(Need("model", Condition.UNSHIFTED) in piece.needs for piece in decoder.pieces())
 
 
-class Table:
+class Table(Denoiser):
     """Logits from a table of positions and the mean of the tokens that are seen."""
 
-    picks_rows = False
+    chooses_rows = True
 
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -113,8 +114,6 @@ class Table:
         self.place = 2.5 * torch.randn(64, VOCAB, generator=generator)
         self.token = 4.0 * torch.randn(VOCAB, VOCAB, generator=generator)
         self.place[:, ROLES["eos"]] += 2.0
-
-    def expect_canvas(self, length: int, branches: int = 1) -> None: ...
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.token[ids]
@@ -138,9 +137,6 @@ class Table:
         if plan.added is not None:
             rows_X = torch.cat([rows_X, plan.added.position_E])
         return self.place[rows_X] + seen_KV[:, None]
-
-    def forward_batch(self, tokens: Any, plans: Any, caches: Any) -> list[Tensor]:
-        return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Uniforms, VerifyLength
 from dllm_bench.decoding.speculative import FixedLength, SpeculativeDecoder
@@ -192,7 +193,7 @@ class FromDistribution(Draft):
         return Proposal(*sampler.sample(logits_DV))
 
 
-class Chain:
+class Chain(Denoiser):
     """A target whose next token depends on the last one alone: a table, no network."""
 
     def __init__(self, special: Any, table_VV: Tensor) -> None:
@@ -203,8 +204,6 @@ class Chain:
         self.vocab_size, self.attention_form = len(table_VV), "causal"
         self.new_cache = lambda length: PositionCache(0, length)
 
-    def expect_canvas(self, length: int, branches: int = 1) -> None: ...
-
     def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
         kv.begin(plan, tokens_KL.shape[1])
         kv.hold(plan, tokens_KL[:, slice(*plan.feed), None])
@@ -212,6 +211,3 @@ class Chain:
         if plan.added is not None:
             before_KR = torch.cat([before_KR, plan.added.tokens_E[None]], dim=1)
         return self.table_VV[before_KR].log()
-
-    def forward_batch(self, tokens: Any, plans: Any, caches: Any) -> list[Tensor]:
-        return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]

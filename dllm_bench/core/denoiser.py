@@ -288,4 +288,8 @@ class Denoiser(Protocol):
     def forward_batch(
         self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
     ) -> list[Tensor]:
-        """Run `forward` for B requests of different lengths at once; return the logits of each."""
+        """Run `forward` for B requests of different lengths; return the logits of each.
+
+        Without a method of its own, a model runs one after the other.
+        """
+        return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]

@@ -164,7 +164,7 @@ class TransformerDenoiser(Denoiser):
         models that do not batch.
         """
         if not self.batches or any(plan.recompute is not None for plan in plans):
-            return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
+            return super().forward_batch(tokens, plans, caches)
         kvs = [as_position_cache(kv) for kv in caches]
         fed = [self._begin(*each) for each in zip(tokens, plans, kvs, strict=True)]
         wanted = [

@@ -119,12 +119,6 @@ class FunctionDenoiser(Denoiser):
         rows_R = torch.arange(*plan.rows, device=self.device) - int(self.shifted)
         return logits_KFV.index_select(1, rows_R.clamp_min(0))
 
-    def forward_batch(
-        self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
-    ) -> list[Tensor]:
-        """Return `forward` of several requests, one call of the function each."""
-        return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
-
     def embed(self, ids: Tensor) -> Tensor:
         """Raise: a function takes ids."""
         raise DllmBenchError(
