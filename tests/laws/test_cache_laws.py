@@ -419,7 +419,6 @@ def test_nothing_is_taken_from_another_decoder() -> None:
 
 
 EXACT = 1e-6  # nats
-EVERY = [cache(every=1) for cache in (PrefixCache, DualCache, VicinityCache, DKVCache)]
 FULL = {n: one for n, one in decoders().items() if one.summary().attention == "full"}
 CACHED = {
     name: one
@@ -440,7 +439,7 @@ def facts(generation: Generation) -> tuple[object, ...]:
     return generation.ids, generation.born, len(generation.trace)
 
 
-EXACT_CACHES = [NoCache(), *EVERY, DLLMCache(prompt_every=1, every=1)]
+EXACT_CACHES = [NoCache(), *RENEWED]
 APPROXIMATE = [PrefixCache(), DualCache(), BlockCache("full")]  # with full attention
 
 
