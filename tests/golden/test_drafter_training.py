@@ -6,6 +6,7 @@ The reference's `l1` is the full norm. Anchor sampling is not compared: it depen
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,5 +146,11 @@ def test_confidences_of_the_traces(kind: str) -> None:
         assert len(own.predicted) == wanted["total_weight"]
         assert draft_metrics.ece(own) == pytest.approx(wanted["ece"], abs=1e-5)
         assert draft_metrics.brier(own) == pytest.approx(wanted["brier"], abs=1e-5)
-        bars = draft_metrics.reliability_bins(own)
-        assert [bar.count for bar in bars] == [bar["weight"] for bar in wanted["reliability"]]
+        bins = tuple(float(min(int(1000 * p), 999)) for p in own.predicted)  # as their AUROC does
+        assert draft_metrics.auroc(replace(own, predicted=bins)) == pytest.approx(wanted["auc"])
+        for bar, one in zip(
+            draft_metrics.reliability_bins(own), wanted["reliability"], strict=True
+        ):
+            assert [bar.low, bar.high, bar.count] == pytest.approx([*one["range"], one["weight"]])
+            means = one["avg_pred"], one["avg_target"]
+            assert (bar.predicted, bar.happened) == pytest.approx(means, abs=1e-5)

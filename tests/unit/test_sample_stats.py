@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from dataclasses import replace
@@ -23,7 +22,6 @@ from dllm_bench.metrics.sample_stats import (
     from_columns,
     idle_forwards,
 )
-from tests.helpers import golden_dir
 from tests.sample_stats import drafted, sample
 
 
@@ -185,30 +183,6 @@ def simulated(count: int, stretch: float, seed: int = 0, length: int = 4) -> lis
         accepted = next((k for k, lives in enumerate(alive) if not lives), length)
         found.append(ObservedDraft(tuple(stretch * z for z in logits), accepted))
     return found
-
-
-RECORDED = golden_dir() / "spec" / "modules.json"
-
-
-@pytest.mark.skipif(not RECORDED.exists(), reason=f"no recorded metrics at {RECORDED}")
-def test_the_authors_recorder() -> None:
-    stored = json.loads(RECORDED.read_text())["confidence_metrics"]
-    for wanted in stored["per_position"]:
-        k = wanted["position"]
-        rounds = [o for o in stored["observations"] if len(o["probs"]) > k]
-        predicted = tuple(o["probs"][k] for o in rounds)
-        found = Outcomes(predicted, tuple(bool(o["targets"][k]) for o in rounds))
-        assert len(predicted) == wanted["total_weight"]
-        assert drafts.ece(found) == pytest.approx(wanted["ece"], abs=1e-6)
-        assert drafts.brier(found) == pytest.approx(wanted["brier"], abs=1e-6)
-        bins = tuple(float(min(int(1000 * p), 999)) for p in predicted)  # as their AUROC has them
-        assert drafts.auroc(replace(found, predicted=bins)) == pytest.approx(wanted["auc"])
-        bars = drafts.reliability_bins(found)
-        for bar, recorded in zip(bars, wanted["reliability"], strict=True):
-            assert [bar.low, bar.high] == pytest.approx(recorded["range"])
-            assert bar.count == recorded["weight"]
-            assert bar.predicted == pytest.approx(recorded["avg_pred"], abs=1e-6)
-            assert bar.happened == pytest.approx(recorded["avg_target"])
 
 
 def test_products_of_confidences() -> None:
