@@ -14,9 +14,9 @@ from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.registry import instantiate
 from dllm_bench.runs import token_replay
 from dllm_bench.runs.token_replay import TokenReplay
+from dllm_bench.store.inputs import decoder_of
 from dllm_bench.store.store import SAMPLES, Store
 from tests.helpers import tiny_denoiser
 from tests.resume import fakes
@@ -26,11 +26,9 @@ NEW, BLOCK = 16, 8
 REQUEST = Request("item-0", tuple(range(5, 12)), NEW)
 
 
-def decoder(*overrides: str) -> MaskedDecoder:
+def decoder(*overrides: str) -> Any:
     """Return a composed decoder with blocks of 8."""
-    plain = compose([*overrides, f"decoder.schedule.block={BLOCK}"])["decoder"]
-    found: MaskedDecoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
-    return found
+    return decoder_of(compose([*overrides, f"decoder.schedule.block={BLOCK}"])["decoder"])
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import assets_dir, options
 from dllm_bench.registry import instantiate
+from dllm_bench.store.inputs import decoder_of
 from scripts.embedded.recipes import RECIPES
 from tests.tiers import covering
 
@@ -48,8 +49,7 @@ def test_a_shipped_model_answers(name: str) -> None:
     model = compose([f"model={name}"])["model"]
     overrides += [*SPLITS.get(model["attention_form"], ()), *_decoder(model)]
     config = compose([*overrides, "benchmark.allow_code_execution=true"])
-    decoder = {key: value for key, value in config["decoder"].items() if key != "name"}
-    decode = instantiate(decoder, "decoder")
+    decode = decoder_of(config["decoder"])
     loaded = loading.load_model(ModelSpec(**model, dtype="float32", device="cpu"))
     assert loaded.metadata.adapter == recipe.layout
     benchmark = instantiate(config["benchmark"], "benchmark")

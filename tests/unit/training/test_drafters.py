@@ -44,10 +44,6 @@ TABLES = {"embed_tokens.weight", "lm_head.weight"}
 JOB = DrafterJob(slots=4, layers=1)
 
 
-def silent(text: str) -> None:
-    """Print nothing."""
-
-
 @lru_cache
 def loaded(folder: Path, seed: int = 1) -> LoadedModel:
     """Return a random target whose next tokens are easy to tell."""
@@ -66,7 +62,7 @@ def prompts(count: int) -> list[tuple[int, ...]]:
 
 def answered(model: LoadedModel, count: int, file: Path) -> list[TrainingText]:
     requests = [Request(str(i), tuple(ids), 20) for i, ids in enumerate(prompts(count))]
-    return training.generated_texts(model, requests, 0.0, file, report=silent)
+    return training.generated_texts(model, requests, 0.0, file)
 
 
 def rows_for(model: Any, feature_layers: tuple[int, ...]) -> TargetRows:
@@ -186,7 +182,7 @@ def job(kind: str, changes: dict[str, Any]) -> DrafterJob:
 
 def fitted(asked: DrafterJob, model: LoadedModel, folder: Path, texts: int = 12) -> Drafting:
     found = answered(model, texts, folder / "texts.jsonl")
-    return Drafting.start(asked, model, found).run(folder / "out", report=silent)
+    return Drafting.start(asked, model, found).run(folder / "out")
 
 
 def draft_of(kind: str, folder: Path) -> Any:
@@ -378,7 +374,7 @@ def test_the_targets_outputs_are_computed_once(model, tmp_path, monkeypatch) -> 
 
     def trained(kind: str, out: str, rows: Path, **changes: Any) -> Drafting:
         asked = Drafting.start(job(kind, PART | changes), model, texts, rows)
-        return asked.run(tmp_path / out, silent)
+        return asked.run(tmp_path / out)
 
     whole = trained("dflash", "whole", rows)
     assert {len(call.args[1]) for call in computed.call_args_list} == {1}
@@ -406,7 +402,7 @@ def test_prompts_of_files_take_their_turn(model: LoadedModel, tmp_path: Path) ->
     assert training.prompts_of(replace(asked, seed=1, text_seed=asked.seed)) == found
     only = replace(asked, benchmarks=(), prompts=4, max_new_tokens=4)
     assert training.texts_file(only, "abc") != training.texts_file(asked, "abc")
-    texts = training.texts_of(only, model, False, tmp_path / "texts.jsonl", silent)
+    texts = training.texts_of(only, model, False, tmp_path / "texts.jsonl")
     encode = model.text.encode
     assert [t.ids[: t.prompt] for t in texts] == [(*encode(p),) for p in training.prompts_of(only)]
     with pytest.raises(DllmBenchError, match="holds 40; give fewer"):

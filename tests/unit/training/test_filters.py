@@ -37,14 +37,10 @@ def model(ending: int | None = None) -> Watched:
     return Watched(tiny_denoiser("llada", seed=1), ending)
 
 
-def silent(text: str) -> None:
-    """Print nothing."""
-
-
 def collect(
     watched: Watched, folder: Path, prompts: list[str], source: TraceSource = SOURCE
 ) -> Traces:
-    return training.collect_traces(watched, encode, prompts, source, folder, silent)
+    return training.collect_traces(watched, encode, prompts, source, folder)
 
 
 def synthetic(prompts: int = 200, steps: int = 4, block: int = 8) -> Traces:
@@ -181,7 +177,7 @@ def test_parts_are_eight_to_one_to_one_and_share_no_prompt() -> None:
 
 
 def test_a_rule_that_can_be_learned_is_learned() -> None:
-    fitted = training.fit(synthetic(400), replace(JOB, epochs=200, lr=0.04), silent)
+    fitted = training.fit(synthetic(400), replace(JOB, epochs=200, lr=0.04))
     test, plain = fitted.rates["test"], fitted.rates["confidence"]
     assert test["loss"] < fitted.curve[0]["validation"] / 3
     assert test["false_positive"] < plain["false_positive"] / 3
@@ -191,7 +187,7 @@ def test_a_rule_that_can_be_learned_is_learned() -> None:
 def test_the_best_validation_loss_is_kept() -> None:
     """Few prompts and many epochs: the network learns them by heart."""
     asked = replace(JOB, epochs=400, lr=0.03, layers=4)
-    fitted = training.fit(synthetic(20, 2), asked, silent)
+    fitted = training.fit(synthetic(20, 2), asked)
     best = min(fitted.curve, key=lambda point: point["validation"])
     assert fitted.epoch == best["epoch"] < 400
     assert fitted.rates["validation"]["loss"] == pytest.approx(best["validation"], abs=1e-4)
@@ -199,7 +195,7 @@ def test_the_best_validation_loss_is_kept() -> None:
 
 
 def test_fitting_is_repeatable() -> None:
-    one, other = (training.fit(synthetic(30), replace(JOB, epochs=20), silent) for _ in "ab")
+    one, other = (training.fit(synthetic(30), replace(JOB, epochs=20)) for _ in "ab")
     assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
 
 
