@@ -35,7 +35,7 @@ from dllm_bench.models.layers import own_layers
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.registry import instantiate
+from dllm_bench.store.inputs import decoder_of
 from tests.helpers import IDS, VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
 from tests.speculative import with_drafter
 from tests.tiers import covering
@@ -109,28 +109,13 @@ def outputs(model: TransformerDenoiser, branches: int, count: int | None = None)
 def test_fixed_shapes_give_the_same_logits(layout: str, branches: int) -> None:
     model = tiny_denoiser(layout, 3)
     one = fixed(model)
+    one.layers = own_layers(one.module, joined=branches > 1)
     expected, found = outputs(model, branches), outputs(one, branches)
     again = outputs(one, branches)
     for law, *others in zip(expected, found, again, strict=True):
         for other in others:
             torch.testing.assert_close(other, law, atol=2e-5, rtol=1e-4)
     assert one.shapes_met >= 2
-
-
-def test_features_and_joined_weights_give_what_other_forwards_give() -> None:
-    model = tiny_denoiser("qwen3", 3)
-    one, found = fixed(tiny_denoiser("qwen3", 3)), []
-    one.layers = own_layers(one.module, joined=True)
-    for made in (model, one):
-        kv = made.new_cache(LENGTH)
-        for feed in ((0, 9), (9, 14)):
-            plan = ForwardPlan(
-                ForwardKind.VERIFY, feed, feed, feed, "block_causal", 1, feature_layers=(-1, 0, 1)
-            )
-            made.forward(torch.arange(LENGTH)[None] % 20, plan, kv)
-            kv.keep(plan, FIRST)
-        found.append(kv.features)
-    torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=1e-4)
 
 
 def kept(model: TransformerDenoiser, tokens_1L: Tensor, kv: Any, feed: tuple[int, int]) -> Tensor:
@@ -179,7 +164,7 @@ def generations(model: TransformerDenoiser, decoder: object, count: int) -> list
 def test_a_run_of_prompts_has_few_shapes_and_the_same_tokens(name: str, tmp_path: Path) -> None:
     branches = ["decoder.explore.k=7"] if name == "lopa_dream" else []
     plain = with_drafter(compose([f"decoder={name}", *branches])["decoder"], tmp_path)
-    decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+    decoder = decoder_of(plain)
     model = tiny_denoiser(DECODERS[name], 1)
     one = fixed(model)
     one.expect_canvas(300 + 32)

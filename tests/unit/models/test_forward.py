@@ -1,6 +1,7 @@
-"""Laws of the forward: alignment, masks, branches and caches, on tiny random models.
+"""Laws of the forward: masks, caches and misuse, on tiny random models.
 
-Whole forwards are compared with a second implementation in `test_layouts`.
+Whole forwards are compared with a second implementation in `test_layouts`, branches with those of
+fixed shapes in `test_acceleration`.
 """
 
 from __future__ import annotations
@@ -13,96 +14,59 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
+from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.attention import MaskShape, attention_mask, mask_of_sets
 from dllm_bench.models.kv import LENGTHENS, PositionCache
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import IDS, VOCAB, tiny_denoiser
+from tests.helpers import IDS, VOCAB, tiny_denoiser, whole_forward
 
-LAYOUTS = ("llada", "dream")
-LENGTH, PROMPT, BLOCK = 29, 5, 8
+LENGTH, PROMPT = 29, 5
 MASK = IDS["<|mask|>"]
 FIRST = torch.tensor(0)
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=("llada", "dream"))
 def model(request: pytest.FixtureRequest) -> TransformerDenoiser:
     return tiny_denoiser(request.param, seed=3)
 
 
-def canvas(branches: int = 1, seed: int = 0, length: int = LENGTH) -> Tensor:
+def canvas(seed: int = 0) -> Tensor:
     """Return tokens with about half of the positions after the prompt masked."""
     generator = torch.Generator().manual_seed(seed)
-    tokens_KL = torch.randint(0, VOCAB - len(IDS), (branches, length), generator=generator)
-    masked_KL = torch.rand(branches, length, generator=generator) < 0.5
-    masked_KL[:, :PROMPT] = False
-    tokens_KL[:, :PROMPT] = tokens_KL[:1, :PROMPT]
-    return tokens_KL.masked_fill(masked_KL, MASK)
+    tokens_1L = torch.randint(0, VOCAB - len(IDS), (1, LENGTH), generator=generator)
+    masked_1L = torch.rand(1, LENGTH, generator=generator) < 0.5
+    masked_1L[:, :PROMPT] = False
+    return tokens_1L.masked_fill(masked_1L, MASK)
 
 
 def plan(
-    feed: tuple[int, int],
-    rows: tuple[int, int] | None = None,
-    store: tuple[int, int] = (0, 0),
-    attention: Attention = "full",
-    visible_K: Tensor | None = None,
+    feed: tuple[int, int], rows: tuple[int, int] | None = None, store: tuple[int, int] = (0, 0)
 ) -> ForwardPlan:
-    given = feed, rows or feed, store, attention, BLOCK, PROMPT, visible_K
-    return ForwardPlan(ForwardKind.DENOISE, *given)
+    return ForwardPlan(ForwardKind.DENOISE, feed, rows or feed, store)
 
 
-def forward(
-    model: TransformerDenoiser, tokens_KL: Tensor, what: ForwardPlan, kv: PositionCache
-) -> Tensor:
-    """Return one forward whose K/V are kept (of branch 0) if the plan says so."""
-    logits_KRV = model.forward(tokens_KL, what, kv)
+def forward(model: TransformerDenoiser, what: ForwardPlan, kv: PositionCache) -> None:
+    """Make a forward whose K/V are kept."""
+    model.forward(canvas(), what, kv)
     kv.keep(what, FIRST)
-    return logits_KRV
-
-
-def full(model: TransformerDenoiser, tokens_KL: Tensor, attention: Attention = "full") -> Tensor:
-    """Return all positions, no cache."""
-    length = tokens_KL.shape[1]
-    return model.forward(tokens_KL, plan((0, length), attention=attention), model.new_cache(length))
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("attention", ["full", "block_causal"])
-@pytest.mark.parametrize("cached", [0, PROMPT])
-def test_branches_in_one_forward_equal_separate_forwards(model, attention, cached) -> None:
-    tokens_KL = canvas(branches=4)
-    ends = (LENGTH, LENGTH - BLOCK, PROMPT + BLOCK, LENGTH)
-    prefill = plan((0, PROMPT + BLOCK), (cached, PROMPT + BLOCK), (0, cached), attention)
-    shared, kv = torch.tensor(ends), model.new_cache(LENGTH)
-    forward(model, tokens_KL[:1], prefill, kv)
-    together = plan((cached, LENGTH), attention=attention, visible_K=shared)
-    logits_KRV = model.forward(tokens_KL, together, kv)
-    for k, end in enumerate(ends):
-        own = model.new_cache(LENGTH)
-        forward(model, tokens_KL[:1], prefill, own)
-        alone = model.forward(tokens_KL[k, None], plan((cached, end), attention=attention), own)
-        close(logits_KRV[k, : end - cached], alone[0])
 
 
 def test_a_shorter_canvas_hides_the_cached_positions_behind_it(model: TransformerDenoiser) -> None:
-    tokens_1L, start, stop, end = canvas(), 8, 16, 24
+    start, stop, end = 8, 16, 24
     window, logits = plan((start, stop)), []
     for stored in (LENGTH, end):
         kv = model.new_cache(LENGTH)
-        forward(model, tokens_1L, plan((0, LENGTH), (start, stop), (0, stored)), kv)
-        logits.append(model.forward(tokens_1L[:, :end], window, kv))
-    close(*logits)
+        forward(model, plan((0, LENGTH), (start, stop), (0, stored)), kv)
+        logits.append(model.forward(canvas()[:, :end], window, kv))
+    torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
 
 
 def test_the_cache_changes_with_no_forward_that_is_not_kept_and_with_no_logits(model) -> None:
     """A decoder writes -inf into logits."""
     kv, after = model.new_cache(LENGTH), plan((13, LENGTH))
-    forward(model, canvas(), plan((0, LENGTH), (PROMPT, LENGTH), (0, 13)), kv)
+    forward(model, plan((0, LENGTH), (PROMPT, LENGTH), (0, 13)), kv)
     before = model.forward(canvas(), after, kv)
     expected = before.clone()
     with torch.inference_mode():
@@ -110,14 +74,6 @@ def test_the_cache_changes_with_no_forward_that_is_not_kept_and_with_no_logits(m
     model.forward(canvas(seed=9), plan((8, LENGTH), (PROMPT + 8, LENGTH), (8, 20)), kv)
     assert kv.length == 13
     assert torch.equal(model.forward(canvas(), after, kv), expected)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_eager_attention_equals_sdpa(layout: str) -> None:
-    tokens_KL = canvas(branches=2)
-    sdpa, eager = (tiny_denoiser(layout, 3, attention) for attention in ("sdpa", "eager"))
-    for attention in ("full", "block_causal"):
-        close(full(sdpa, tokens_KL, attention), full(eager, tokens_KL, attention))
 
 
 def test_misuse_raises_an_error(model: TransformerDenoiser) -> None:
@@ -129,7 +85,7 @@ def test_misuse_raises_an_error(model: TransformerDenoiser) -> None:
     step = plan((0, LENGTH), (PROMPT, LENGTH), (0, 13))
     with pytest.raises(ValueError, match="last forward"):
         kv.keep(step, FIRST)
-    forward(model, canvas(), step, kv)
+    forward(model, step, kv)
     with pytest.raises(ValueError, match="last forward"):
         kv.keep(step, FIRST)
     gap = plan((0, LENGTH), (PROMPT, LENGTH), (20, 25))
@@ -141,11 +97,12 @@ def test_misuse_raises_an_error(model: TransformerDenoiser) -> None:
 def test_a_shifted_window_needs_the_row_before_it() -> None:
     model = tiny_denoiser("dream", seed=3)
     kv = model.new_cache(LENGTH)
-    forward(model, canvas(), plan((0, LENGTH), (0, 8), (0, LENGTH)), kv)
+    forward(model, plan((0, LENGTH), (0, 8), (0, LENGTH)), kv)
     with pytest.raises(DllmBenchError, match=r"shifted by one .* position 12"):
         model.forward(canvas(), plan((12, 20)), kv)
     inside = model.forward(canvas(), plan((12, 20), (13, 20)), kv)
-    close(inside, full(model, canvas())[:, 13:20])
+    whole = whole_forward(model, canvas())[:, 13:20]
+    torch.testing.assert_close(inside, whole, atol=1e-5, rtol=1e-5)
 
 
 def naive(shape: MaskShape, visible: list[int] | None) -> Tensor:
