@@ -86,9 +86,14 @@ def plans(model: TransformerDenoiser) -> list[ForwardPlan]:
     return made
 
 
-def outputs(model: TransformerDenoiser, branches: int, count: int | None = None) -> list[Tensor]:
-    """Return logits of each plan, or of the first `count`; of several branches, each sees one
-    position less than the one before."""
+def outputs(
+    model: TransformerDenoiser,
+    branches: int,
+    count: int | None = None,
+    taps: tuple[int, ...] = (),
+) -> list[Tensor]:
+    """Return logits of each plan, or of the first `count`, and features; of several branches, each
+    sees one position less than the one before."""
     generator = torch.Generator().manual_seed(0)
     tokens_KL = torch.randint(0, VOCAB - len(IDS), (branches, LENGTH), generator=generator)
     kv, found = model.new_cache(LENGTH), []
@@ -96,11 +101,13 @@ def outputs(model: TransformerDenoiser, branches: int, count: int | None = None)
         several = branches > 1 and kv.length > 0
         ends_K = torch.tensor([plan.feed[1] - k for k in range(branches)])
         hides = several and turn != 2 and plan.added is None
-        plan = replace(plan, visible_K=ends_K if hides else None)
+        plan = replace(plan, visible_K=ends_K if hides else None, feature_layers=taps)
         logits_KRV = model.forward(tokens_KL if several else tokens_KL[:1], plan, kv)
         kv.keep(plan, torch.tensor(branches - 1) if several else FIRST)
-        seen = plan.rows[1] - plan.rows[0] - (branches - 1 if hides else 0)
+        hidden = branches - 1 if hides else 0
+        seen, fed = plan.rows[1] - plan.rows[0] - hidden, plan.feed[1] - plan.feed[0] - hidden
         found.append(logits_KRV if plan.added else logits_KRV[:, :seen])
+        found += [kv.features[:, :fed]] if taps else []
     return found
 
 
@@ -110,8 +117,7 @@ def test_fixed_shapes_give_the_same_logits(layout: str, branches: int) -> None:
     model = tiny_denoiser(layout, 3)
     one = fixed(model)
     one.layers = own_layers(one.module, joined=branches > 1)
-    expected, found = outputs(model, branches), outputs(one, branches)
-    again = outputs(one, branches)
+    expected, found, again = (outputs(m, branches, taps=(-1, 0, 1)) for m in (model, one, one))
     for law, *others in zip(expected, found, again, strict=True):
         for other in others:
             torch.testing.assert_close(other, law, atol=2e-5, rtol=1e-4)
