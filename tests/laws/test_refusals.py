@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from torch.nn import Embedding
 
 from dllm_bench.core.declared import in_words
 from dllm_bench.core.decoder import parts_of
@@ -36,7 +37,7 @@ from dllm_bench.methods.confidence_rules import AnswerGap, EntropyBound, SlowFas
 from dllm_bench.methods.d3llm import EndFill
 from dllm_bench.methods.drafting import NGramDraft, NoDraft, StepProfile, SurvivalThreshold
 from dllm_bench.methods.dream import Epsilon, Gumbel, Origin, Sampled
-from dllm_bench.methods.fast_dllm import HierarchicalCache, Ration, SubBlocks
+from dllm_bench.methods.fast_dllm import FirstOfBlock, HierarchicalCache, Ration, SubBlocks
 from dllm_bench.methods.history import Credit, Stable
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter, Oracle
 from dllm_bench.methods.lengths import Daedal
@@ -54,9 +55,10 @@ from dllm_bench.methods.position_rules import TokenCounts
 from dllm_bench.methods.row_caches import DLLMCache, ElasticCache
 from dllm_bench.methods.s2d2 import SelfVerified
 from dllm_bench.methods.trained_drafts import HardwareAwareLength
+from dllm_bench.models.wrapped import FunctionDenoiser
 from dllm_bench.paths import read_yaml
-from tests.helpers import tiny_denoiser
-from tests.pieces import SLOTS, RandomHead, decoders, pieces
+from tests.helpers import VOCAB, tiny_denoiser
+from tests.pieces import SLOTS, RandomHead, Table, decoders, pieces
 
 BASE = MaskedDecoder(Confidence(), TopK(), Blocks(8), NoCache())
 GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
@@ -64,7 +66,7 @@ CAUSAL = Blocks(8, sees_future=False)
 BLOCKS = replace(BASE, select=SelfVerified(inner=Best(1)), schedule=CAUSAL, cache=BlockCache())
 GROWS = replace(BASE, select=Threshold(0.4, strict=True), schedule=Daedal(8, 4))
 REQUEST = Request("refused", tuple(range(3, 14)), 24)
-PIPELINE = Pipeline(8, 0.1, 0.95)
+PIPELINE, RELEASED = Pipeline(8, 0.1, 0.95), TopK(2, released=True)
 OPTION = Option(tuple(range(20, 27)), tuple(range(5, 11)))
 Make = Callable[[], Any]
 
@@ -123,6 +125,7 @@ SETTINGS: list[tuple[Make, str]] = [
     (partial(Lookahead, 2, sliding=4, fraction=0.5), "sliding 4 and fraction 0.5"),
     (partial(Lookahead, 3, base_wins=True, base_competes=False), "change one of the two"),
     (partial(SlowFast, 0.9, 0.3, explores=1), "SlowFast has explores 1"),
+    (partial(Eos, "token", prompt=True), "would end a request at once"),
     (partial(TokenCounts, "nowhere.json"), "There are no token counts 'nowhere.json'"),
     (partial(WithEntropy, Confidence(last="ends")), "inner score has last 'ends'"),
     (partial(LikelihoodDecoder, draws=40), r"make decoder\.draws a multiple"),
@@ -161,6 +164,7 @@ PARTS: list[tuple[Make, str]] = [
         for cache in (PrefixCache(), DualCache(), BlockCache())
     ),
     unfit("TopK needs a schedule with .*Pipeline does not", schedule=PIPELINE),
+    unfit("needs a schedule with absolute blocks", BLOCKS, cache=BlockCache(reuse="exact")),
     *(
         unfit("with one open block at a time", select=select, schedule=PIPELINE)
         for select in (Epsilon(), Origin(), Ration(Threshold(0.9), 2))
@@ -170,6 +174,9 @@ PARTS: list[tuple[Make, str]] = [
     unfit("needs a guidance with one prompt, which guidance 1.0", smoothing=0.3, guidance=1.0),
     unfit("smoothing 0.3 needs a cache with", smoothing=0.3, **AUTOREGRESSIVE),
     unfit("EntropyBound needs a score with", select=EntropyBound(0.1)),
+    unfit("commits after the open block.*FirstOfBlock", select=FirstOfBlock(RELEASED)),
+    unfit("TopK needs a cache with the whole canvas", select=RELEASED, cache=DualCache()),
+    unfit("Epsilon needs a explore with one", select=Epsilon(ties="canvas"), explore=Lookahead(2)),
     unfit("divergences from earlier", select=Stable(TopK(), 0.9, 0.1)),
     unfit("SelfVerified needs a cache with block-causal", BLOCKS, cache=DualCache()),
     unfit("the whole generation as one block", score=AnswerGap()),
@@ -179,8 +186,10 @@ PARTS: list[tuple[Make, str]] = [
 FIVES = replace(BASE, schedule=Blocks(5))
 PIPED = replace(BASE, select=Best(1), schedule=Pipeline(5, 0.1, 0.9))
 THRICE = (OPTION._replace(ids=OPTION.ids * 3),)
+OF_IDS = FunctionDenoiser(Embedding(VOCAB, VOCAB), Table().special, False)  # a function of ids
 IN_PARTS = replace(BASE, select=Best(1), schedule=SubBlocks(8, 4), cache=HierarchicalCache())
 REQUESTS: list[tuple[Make, str]] = [
+    (partial(replace(BASE, smoothing=0.3).generate, OF_IDS, REQUEST), "set smoothing to 0"),
     undecoded("a model with shifted logits", IN_PARTS, "sdar"),
     undecoded("pinned .*a schedule with positions that keep .* Daedal", GROWS, pinned=((2, 5),)),
     undecoded("a model with logits of each position at its own row", BLOCKS, "dream"),

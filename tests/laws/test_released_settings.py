@@ -18,7 +18,7 @@ from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import keep_top_p
 from dllm_bench.methods.branches import Lookahead
-from dllm_bench.methods.caches import DualCache, NoCache
+from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import (
     Blocks,
     Confidence,
@@ -30,7 +30,7 @@ from dllm_bench.methods.common import (
     Union,
 )
 from dllm_bench.methods.dream import Epsilon, Sampled
-from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy
+from dllm_bench.methods.fast_dllm import Factor, Hierarchy
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter
 from tests.helpers import ROLES, Watched
 from tests.pieces import RandomHead, Table, opened
@@ -87,8 +87,6 @@ def test_a_falling_threshold_begins_at_one_and_stops_at_tau(select: Any) -> None
     assert chosen(select, probability) == [0, 2, 3]
     falling = [chosen(falls, probability, forwards) for forwards in (0, 1, 3, 5, 50)]
     assert falling == [[0], [0], [0, 3], [0, 2, 3], [0, 2, 3]]
-    with pytest.raises(DllmBenchError, match="has fall -1.0; give a number of 0 or more"):
-        replace(select, fall=-1.0)
 
 
 def learn2pd(new: int, steps: int, tau: float, cuts: bool) -> list[list[int]]:
@@ -128,10 +126,6 @@ def test_learn2pds_top_k_reaches_masks_behind_the_block_as_released(steps: int, 
     assert any(first < last for first, last in early), "a later block is begun"
     within = replace(decoder, select=Union(learned, TopK(steps)))
     assert decode(within, 48).born != found.born
-    with pytest.raises(DllmBenchError, match="TopK needs a cache with the whole canvas"):
-        replace(decoder, cache=DualCache())
-    with pytest.raises(DllmBenchError, match="commits after the open block.*FirstOfBlock"):
-        replace(decoder, select=FirstOfBlock(topk))
 
 
 def dream(new: int, steps: int, top_p: float, seed: int) -> list[list[int]]:
@@ -169,8 +163,6 @@ def test_equal_entropies_after_a_top_p_cut_rank_as_torch_topk_does_over_the_canv
             assert equal or ties == "lower"
             stable += equal and ties == "lower"
     assert stable < 12
-    with pytest.raises(DllmBenchError, match="Epsilon needs a explore with one branch"):
-        replace(BASE, select=Epsilon(ties="canvas"), explore=Lookahead(2))
 
 
 # --- scores --------------------------------------------------------------------------------------
@@ -203,8 +195,6 @@ def test_forty_tokens_in_blocks_of_sixteen_end_with_a_block_of_eight() -> None:
     blocks = [short.born[at : at + 16] for at in (0, 16, 32)]
     assert [len(block) for block in blocks] == [16, 16, 8]
     assert max(blocks[0]) < min(blocks[1]) and max(blocks[1]) < min(blocks[2])
-    with pytest.raises(DllmBenchError, match="does not divide"):
-        decode(replace(BASE, schedule=Blocks(16)), 40)
 
 
 def test_the_pipeline_makes_as_many_whole_blocks_as_fit() -> None:
@@ -213,9 +203,8 @@ def test_the_pipeline_makes_as_many_whole_blocks_as_fit() -> None:
     found, whole = (decode(replace(BASE, schedule=pipeline), new) for new in (32, 24))
     assert (found.ids, found.born) == (whole.ids, whole.born)
     assert len(found.ids) == 24
-    for schedule, new in ((replace(pipeline, floor=False), 32), (pipeline, 11)):
-        with pytest.raises(DllmBenchError, match="A block of 12 does not divide"):
-            decode(replace(BASE, schedule=schedule), new)
+    with pytest.raises(DllmBenchError, match="A block of 12 does not divide"):
+        decode(replace(BASE, schedule=pipeline), 11)
 
 
 # --- stop rules ----------------------------------------------------------------------------------
@@ -240,8 +229,6 @@ def test_an_end_token_of_the_prompt_counts_where_released_loops_look_for_it() ->
     assert born(replace(writes, prompt=True), early, ended) == everything
     for stop, request in ((writes, ended), (replace(writes, prompt=True), clean)):
         assert MASKED in born(stop, early, request) or len(born(stop, early, request)) < 24
-    with pytest.raises(DllmBenchError, match="would end a request at once"):
-        Eos("token", prompt=True)
 
 
 # --- lookahead -----------------------------------------------------------------------------------

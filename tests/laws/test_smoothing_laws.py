@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from dllm_bench.core.contracts import Cache
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
@@ -19,7 +17,6 @@ from dllm_bench.methods.common import Blocks, Confidence, Threshold
 from dllm_bench.methods.fast_dllm import VicinityCache
 from dllm_bench.methods.position_caches import DPadCache, SparseCache
 from dllm_bench.models.acceleration import CompiledDenoiser
-from dllm_bench.models.wrapped import FunctionDenoiser
 from tests.helpers import ROLES, Probed, tiny_denoiser
 
 MASK, PROMPT, NEW, TAU, MOST = ROLES["mask"], tuple(range(3, 13)), 16, 0.5, 0.3
@@ -86,12 +83,3 @@ def test_compiled_layers_are_fed_alike(model: Any, monkeypatch: pytest.MonkeyPat
     compiled = CompiledDenoiser(model.module, model.special, model.shifted)
     found, wanted = (SMOOTHED.generate(one, REQUEST) for one in (compiled, model))
     assert (found.ids, found.born) == (wanted.ids, wanted.born)
-
-
-def test_a_function_of_ids_is_refused(model: Any) -> None:
-    def function(ids_BL: Tensor) -> Tensor:
-        return model.module(ids_BL).logits
-
-    wrapped = FunctionDenoiser(function, model.special, False)
-    with pytest.raises(DllmBenchError, match="set smoothing to 0"):
-        SMOOTHED.generate(wrapped, REQUEST)

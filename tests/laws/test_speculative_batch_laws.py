@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise, product
 from math import prod
 from operator import mul
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,6 @@ from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection,
 from dllm_bench.methods.causal_masks import BidirectionalDraft, StridedDraft
 from dllm_bench.methods.drafting import (
     AdversarialDraft,
-    ModelDraft,
     NGramDraft,
     NoDraft,
     RandomDraft,
@@ -54,8 +52,6 @@ from dllm_bench.methods.trained_drafts import (
     ranked,
     throughputs,
 )
-from dllm_bench.models.drafters import SmallModelDrafter
-from tests.helpers import load_denoiser
 from tests.laws.test_speculative_laws import MAKERS, speculative
 from tests.speculative import Chain, FromDistribution, generate_batch
 from tests.tiers import covering
@@ -88,18 +84,6 @@ def test_requests_side_by_side_are_requests_alone(name, settings, folder, target
     alone = [decoder.generate(target, request) for request in REQUESTS]
     assert [*map(outcome, together)] == [*map(outcome, alone)]
     assert len({len(found.ids) for found in together}) > 1, "they leave one after another"
-
-
-@pytest.mark.usefixtures("target")  # it writes the checkpoint that is read here anew
-def test_an_end_inside_of_a_block_ends_one_of_them(folder: Path) -> None:
-    model = load_denoiser(folder / "target")
-    decoder = SpeculativeDecoder(ModelDraft(SmallModelDrafter(str(folder / "target")), 4))
-    plain = [found.ids for found in generate_batch(decoder, model, REQUESTS)]
-    end = plain[0][6]
-    model.special = SpecialTokens(mask=model.special.mask, eos=end)
-    ended = [found.ids for found in generate_batch(decoder, model, REQUESTS)]
-    cut = [ids[: ids.index(end) + 1] if end in ids else ids for ids in plain]
-    assert ended == cut and len(ended[0]) <= 7
 
 
 # --- lengths that depend on each other -----------------------------------------------------------
@@ -344,14 +328,6 @@ def test_any_number_of_the_most_likely_is_prefixes(probabilities: list[list[floa
         assert {(r, j) for _, j, r in order[:n]} == {
             (r, j) for r, length in enumerate(lengths) for j in range(length)
         }
-
-
-@pytest.mark.parametrize("choose", [early_stop, anywhere])
-def test_sure_drafts_are_verified_and_hopeless_ones_are_not(choose: Choose) -> None:
-    assert choose([[1.0] * 4, [1.0] * 2, []], FLAT) == [4, 2, 0]
-    assert choose([[0.0] * 4, [0.0, 1.0]], FLAT) == [0, 0]
-    growing = from_steps([1 + 0.9 * n for n in range(12)])  # a token more costs less than a step
-    assert choose([[1.0] * 4, [1.0] * 2], growing) == [4, 2]
 
 
 def test_nothing_is_scheduled_beyond_the_measured_sizes() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import accumulate, product
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler
 from dllm_bench.core.trace import Forward, ForwardKind
@@ -37,7 +36,6 @@ from dllm_bench.methods.trained_drafts import (
     DFlash2,
     DSpark,
     Eagle3,
-    likeliest_tree,
 )
 from dllm_bench.metrics import drafts
 from dllm_bench.metrics.sample_stats import count_sample
@@ -290,18 +288,6 @@ def test_a_drafter_that_is_the_target_has_every_token_accepted(folder: Path, tar
         assert all(row.accepted == row.proposed == 4 for row in verified(generation)[:-1])
 
 
-# --- what is refused, what is stored -------------------------------------------------------------
-
-
-def test_trees_that_do_not_fit_are_refused(folder: Path) -> None:
-    message = "DDTree needs a verify with acceptance along the paths of a tree, which verify Reject"
-    with pytest.raises(DllmBenchError, match=message):
-        SpeculativeDecoder(tree(folder, "dflash_zlab", 3), Rejection())
-    for name in ("dspark", "dflash2"):
-        with pytest.raises(DllmBenchError, match="takes the tokens of a block as independent"):
-            tree(folder, name, 3)
-
-
 def test_ngram_proposes_what_followed() -> None:
     def propose(*tokens: int) -> list[int]:
         context = Context(torch.tensor(tokens), None, None, None)  # type: ignore[arg-type]
@@ -341,20 +327,6 @@ def test_a_tree_of_width_one_is_the_drafters_chain(name: str, folder: Path, targ
     chain, thin = trained(folder, name), tree(folder, name, budget=64, width=1)
     for temperature in (0.0, 0.7):
         assert rounds_with(thin, target, temperature) == rounds_with(chain, target, temperature)
-
-
-def test_a_tree_holds_the_most_probable_prefixes() -> None:
-    """Of all 3 + 9 + 27 there are."""
-    logits_NV = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
-    log_NV = logits_NV.log_softmax(-1).double()
-    prefixes = [p for length in (1, 2, 3) for p in product(range(3), repeat=length)]
-    scores = {p: float(sum(log_NV[at, token] for at, token in enumerate(p))) for p in prefixes}
-    for budget in (1, 5, 20, 39, 50):
-        tokens_D, parents_D = likeliest_tree(logits_NV, budget)
-        found: list[tuple[int, ...]] = [()]
-        for token, parent in zip(tokens_D.tolist(), parents_D.tolist(), strict=True):
-            found.append((*found[parent], token))
-        assert found[1:] == sorted(prefixes, key=scores.__getitem__, reverse=True)[:budget]
 
 
 def test_a_tree_has_draftable_tokens_alone(folder: Path, target: TransformerDenoiser) -> None:

@@ -20,7 +20,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Draft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.methods.drafting import ModelDraft
-from dllm_bench.methods.trained_drafts import DFlash, DFlash2, DSpark, Eagle3
+from dllm_bench.methods.trained_drafts import DDTree, DFlash, DFlash2, DSpark, Eagle3
 from dllm_bench.models.drafter_config import read_drafter_config
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.filters import FilterMetadata, LearnedFilter, convert_filter, save_filter
@@ -116,6 +116,14 @@ UNFIT: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: DSpark(drafter(path, "dflash")), "drafter with a transition head"),
     (lambda path: DSpark(drafter(path, "dflash2")), "drafter with a transition head"),
     (lambda path: DFlash2(drafter(path, "dspark")), "drafter with a path selector"),
+    *(
+        (lambda path, name=name: DDTree(drafter(path, name)), "takes the tokens of a block as inde")
+        for name in ("dspark", "dflash2")
+    ),
+    (
+        lambda path: SpeculativeDecoder(DDTree(drafter(path, "dflash_zlab"))),
+        "DDTree needs a verify",
+    ),
     (lambda path: DFlash(drafter(path, "dflash_zlab"), slots=7), "choose 1 to 6"),
     (lambda path: DFlash(drafter(path, "dflash"), slots=5), "choose 1 to"),
     (lambda _: TrainedBlockDrafter("assets/drafters/none"), r"decoder\.draft\.drafter\.source"),
