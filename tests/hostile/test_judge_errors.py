@@ -11,7 +11,6 @@ import pytest
 
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.sandbox import ProgramOutcome
-from dllm_bench.cli.run import with_flags_as_settings
 from tests.benchmark_helpers import evalplus_benchmark, gold
 
 SETTINGS = "benchmark.max_new_tokens=32 benchmark.allow_code_execution=true"
@@ -81,9 +80,3 @@ def test_a_container_tool_that_does_not_work_is_an_error(monkeypatch, tmp_path, 
     assert not list(tmp_path.glob("runs/**/record.json"))
     assert list(tmp_path.glob("runs/**/samples.jsonl"))
     sandbox.container_tool.cache_clear()
-
-
-def test_flags_are_settings() -> None:
-    flags = "seed=1 --retry-errors --results there --max-judge-errors 3".split()
-    settings = "seed=1 retry_errors=true paths.results=there max_judge_errors=3".split()
-    assert with_flags_as_settings(flags) == settings

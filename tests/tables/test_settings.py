@@ -23,15 +23,12 @@ from dllm_bench.store.cache import (
     fingerprint,
     fingerprints,
 )
-from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import load
-from dllm_bench.tables.cost import MeasuredRuns, measured_runs
 from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.spec import Query
 from tests.helpers import forget_composed
-from tests.tables.builders import TINY, planned_small, queries_of, record_of, seal, spec_at
+from tests.tables.builders import queries_of
 
 QUERY = ("decoder=fast_dllm", "hardware=cpu", "limit=3")
 
@@ -60,19 +57,6 @@ def sampled() -> list[Query]:
             with suppress(composing.DllmBenchError):  # no counterpart
                 queries.append(profile.translate(query))
     return list(dict.fromkeys(queries))
-
-
-def test_derived_values_are_kept_outside_of_the_results_for_each_of_them(tmp_path: Path) -> None:
-    results = [tmp_path / "one", tmp_path / "other"]
-    for number, folder in enumerate(results):
-        folder.mkdir()
-        cache = DerivedCache(folder, "kind", ["1"])
-        cache.put("key", [], number)
-        cache.save()
-    for number, folder in enumerate(results):
-        assert DerivedCache(folder, "kind", ["1"]).get("key", []) == number
-        assert list(folder.iterdir()) == []
-    assert DerivedCache(results[0], "another", ["1"]).get("key", []) is None
 
 
 def test_nothing_is_kept_without_a_home_directory_and_no_secret_ever(tmp_path, monkeypatch) -> None:
@@ -199,6 +183,9 @@ def test_a_derived_value_is_kept_while_its_fingerprint_holds(tmp_path: Path) -> 
     cache.put("changed by json", before, (1, 2))
     cache.put("two", [], 2)
     cache.save()
+    assert list(tmp_path.iterdir()) == [file], "results stay as they are"
+    others = DerivedCache(tmp_path / "other", "kind", ["v1"]), DerivedCache(tmp_path, "x", ["v1"])
+    assert [other.get("two", []) for other in others] == [None, None]
     again = DerivedCache(tmp_path, "kind", ["v1"])
     assert again.get("one", before) == {"a": [1, 2.5, None]}
     assert again.get("changed by json", before) is None
@@ -211,22 +198,3 @@ def test_a_derived_value_is_kept_while_its_fingerprint_holds(tmp_path: Path) -> 
         cache.path.write_text(damaged)
         assert DerivedCache(tmp_path, "kind", ["v1"]).get("one", before) is None
     assert fingerprint(tmp_path / "absent") == []
-
-
-def test_costs_are_judged_by_records_as_they_are_now(tmp_path, monkeypatch) -> None:
-    store = Store(tmp_path / "runs")
-    spec = spec_at(planned_small(store, TINY), "S1", "quiz")
-    record = record_of(spec)
-    seal(store, record)
-
-    def facts(of: MeasuredRuns) -> list[tuple]:
-        return [(r.config, r.decoder, r.samples, r.seconds, r.forwards) for r in of.runs]
-
-    expected = facts(MeasuredRuns.of([record]))
-    assert facts(measured_runs(store)) == expected
-    monkeypatch.setattr(RunRecord, "from_json", never)
-    assert facts(measured_runs(store)) == expected
-    monkeypatch.undo()
-    file = store.path(spec) / RECORD
-    file.write_text("damaged")
-    assert facts(measured_runs(store)) == []

@@ -16,7 +16,7 @@ from dllm_bench.paths import cache_file
 from dllm_bench.store import archive, index, store
 from dllm_bench.store.index import IndexedRun, RecordIndex
 from dllm_bench.store.store import Store
-from dllm_bench.tables.cost import measured_runs
+from dllm_bench.tables.cost import MeasuredRuns, measured_runs
 from scripts.update_reference import REFERENCE, pack, ship_index
 from tests.tables.builders import FULL, every_state
 
@@ -31,9 +31,13 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
-def shown(found: Store) -> tuple[list[str], list[float]]:
-    """Return the lines of the list of runs, and the seconds of those that were measured."""
-    return list(run_lines(found)), [run.seconds for run in measured_runs(found).runs]
+def facts(of: MeasuredRuns) -> list[tuple]:
+    return [(r.config, r.decoder, r.samples, r.seconds, r.forwards) for r in of.runs]
+
+
+def shown(found: Store) -> tuple[list[str], list[tuple]]:
+    """Return the lines of the list of runs, and facts of those that were measured."""
+    return list(run_lines(found)), facts(measured_runs(found))
 
 
 def test_lists_and_estimates_read_one_file_instead_of_the_records(results, monkeypatch) -> None:
@@ -41,8 +45,13 @@ def test_lists_and_estimates_read_one_file_instead_of_the_records(results, monke
     before = shown(found)
     assert all(before)
     assert list(found.root.glob(".*")) == []
-    monkeypatch.setattr(store.RunRecord, "from_json", refuse)
-    assert shown(found) == before
+    assert before[1] == facts(MeasuredRuns.of(found.records()))
+    with monkeypatch.context() as closed:
+        closed.setattr(store.RunRecord, "from_json", refuse)
+        assert shown(found) == before
+    (file,) = found.root.rglob(store.RECORD)
+    file.write_text("damaged")
+    assert measured_runs(found).runs == [], "records count as they are now"
 
 
 @pytest.fixture
