@@ -69,12 +69,6 @@ def test_exact_block_cache_changes_nothing(model, explore, schedule) -> None:
     assert sum(f.fed for f in second.trace.forwards) < sum(f.fed for f in first.trace.forwards)
 
 
-def test_a_generation_shorter_than_a_block_is_one_block(model) -> None:
-    sizes = (replace(BASE, schedule=Blocks(size)) for size in (24, 32, 40))
-    found = [one.generate(model, REQUESTS[0]) for one in sizes]
-    assert len({(one.ids, one.born) for one in found}) == 1
-
-
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
 def test_a_budget_is_kept(model, explore) -> None:
     decoder = replace(BASE, select=Threshold(1.0, strict=True), explore=explore, stop=Budget(5))
