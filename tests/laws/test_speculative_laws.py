@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from dllm_bench.methods.trained_drafts import (
     DFlash2,
     DSpark,
     Eagle3,
+    likeliest_tree,
 )
 from dllm_bench.metrics import drafts
 from dllm_bench.metrics.sample_stats import count_sample
@@ -327,6 +328,20 @@ def test_a_tree_of_width_one_is_the_drafters_chain(name: str, folder: Path, targ
     chain, thin = trained(folder, name), tree(folder, name, budget=64, width=1)
     for temperature in (0.0, 0.7):
         assert rounds_with(thin, target, temperature) == rounds_with(chain, target, temperature)
+
+
+def test_a_tree_holds_the_most_probable_prefixes() -> None:
+    """Of all 3 + 9 + 27 there are."""
+    logits_NV = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
+    log_NV = logits_NV.log_softmax(-1).double()
+    prefixes = [p for length in (1, 2, 3) for p in product(range(3), repeat=length)]
+    scores = {p: float(sum(log_NV[at, token] for at, token in enumerate(p))) for p in prefixes}
+    for budget in (1, 5, 20, 39, 50):
+        tokens_D, parents_D = likeliest_tree(logits_NV, budget)
+        found: list[tuple[int, ...]] = [()]
+        for token, parent in zip(tokens_D.tolist(), parents_D.tolist(), strict=True):
+            found.append((*found[parent], token))
+        assert found[1:] == sorted(prefixes, key=scores.__getitem__, reverse=True)[:budget]
 
 
 def test_a_tree_has_draftable_tokens_alone(folder: Path, target: TransformerDenoiser) -> None:
