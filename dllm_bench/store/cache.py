@@ -33,7 +33,7 @@ from dllm_bench.core.output import strike_out
 from dllm_bench.paths import PACKAGE, cache_file, conf_dirs, options, plugin_folders, read_yaml
 from dllm_bench.store import inputs
 from dllm_bench.store.files import lstat, stored_bytes, write_atomic
-from dllm_bench.store.groups import KINDS, Plain
+from dllm_bench.store.groups import KINDS, Plain, RunConfig
 from dllm_bench.store.provenance import packages
 from dllm_bench.store.spec import Role, digest, split
 
@@ -151,7 +151,7 @@ class SettingsCache:
             self._cache.put(key, state, value)
         return value
 
-    def resolve(self, config: Plain) -> Plain:
+    def resolve(self, config: RunConfig) -> Plain:
         """Return the resolved configuration, see `inputs.resolve`."""
         files = inputs.files_of(config)
         if files is None:
@@ -161,7 +161,7 @@ class SettingsCache:
             groups = inputs.resolve(config).items()
             return {name: group for name, group in groups if group != config.get(name)}
 
-        digits = hashlib.sha256(json.dumps(config).encode()).hexdigest()
+        digits = hashlib.sha256(json.dumps(dict(config)).encode()).hexdigest()
         return {**config, **self.cached(f"resolve {digits}", changed, files)}
 
 

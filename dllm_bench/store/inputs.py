@@ -151,10 +151,9 @@ class ObjectInputs:
     """Classes of the model; the user's own source is hashed as part of the run."""
 
 
-def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:
+def resolve(chosen: RunConfig, given: ObjectInputs = ObjectInputs()) -> Plain:
     """Return the configuration with hardware and decoders written out, and the hashes under
     "inputs"."""
-    chosen = RunConfig(config)
     if chosen.model.is_served:
         return resolve_served(chosen)
     hardware = resolve_hardware(chosen.hardware)
@@ -169,7 +168,7 @@ def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:
     decoders = {k: resolve_decoder(d, model.name, hashes) for k, d in chosen.decoders.items()}
     return with_pieces(
         {
-            **config,
+            **chosen,
             "benchmark": registry.with_registered_names(chosen.benchmark),
             "hardware": dict(hardware),
             "model": dict(model),
@@ -200,7 +199,7 @@ def with_pieces(resolved: Plain, further: Iterable[type] = ()) -> Plain:
     return {**resolved, "inputs": {**resolved["inputs"], PIECES: hashed.hexdigest()}}
 
 
-def files_of(config: Plain) -> list[Path] | None:
+def files_of(chosen: RunConfig) -> list[Path] | None:
     """Return the files and folders that `resolve` reads besides the package's code, as settings
     name them.
 
@@ -208,7 +207,6 @@ def files_of(config: Plain) -> list[Path] | None:
     that may be in the hub's cache, items whose hash the package does not know, or the source of
     pieces from outside.
     """
-    chosen = RunConfig(config)
     if chosen.model.is_served or AUTO in chosen.hardware.values():
         return None
     if not benchmark_of(chosen.benchmark).is_hash_known:

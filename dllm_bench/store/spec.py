@@ -120,7 +120,7 @@ class RunSpec:
 
     @classmethod
     def from_config(
-        cls, config: Mapping[str, Any], resolve: Callable[[Plain], Plain] = resolve_here
+        cls, config: Mapping[str, Any], resolve: Callable[[RunConfig], Plain] = resolve_here
     ) -> RunSpec:
         """Return the run of a composed configuration (plain data).
 
@@ -133,7 +133,7 @@ class RunSpec:
                 f"The configuration has no {', '.join(missing)}; choose one, for example "
                 f"{missing[0]}=NAME."
             )
-        resolved = resolve(dict(config))
+        resolved = resolve(config if isinstance(config, RunConfig) else RunConfig(config))
         own = {f.name for f in fields(cls)} & resolved.keys() - {"decoder"}
         decoder = dict(resolved["decoder"])
         class_name = str(decoder.get(TARGET, "decoder")).rpartition(".")[2].lower()

@@ -35,7 +35,7 @@ from dllm_bench.store.store import RunState, Store
 from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
 
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]
-Resolve = Callable[[dict[str, Any]], dict[str, Any]]
+Resolve = Callable[[RunConfig], dict[str, Any]]
 
 
 class CellState(StrEnum):

@@ -23,6 +23,7 @@ from dllm_bench.store.cache import (
     fingerprint,
     fingerprints,
 )
+from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.tables import load
 from dllm_bench.tables.load import load_profile, names_of
@@ -151,7 +152,7 @@ def test_a_file_that_a_decoder_names_is_part_of_what_it_is_remembered_by(tmp_pat
 
 def test_what_files_do_not_tell_is_not_remembered() -> None:
     def files(*overrides: str) -> Any:
-        return inputs.files_of(composing.compose((*QUERY, *overrides)))
+        return inputs.files_of(RunConfig(composing.compose((*QUERY, *overrides))))
 
     head = "decoder/select=filter", "decoder.select.head.source=nowhere"
     assert files() is not None and files(head[0]) is not None
