@@ -58,3 +58,14 @@ def test_the_page_counts_the_cases_that_a_decoder_reproduces(decoder: str) -> No
         pytest.skip(f"{golden}: other cases than those that the page counts")
     row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{decoder}`"))
     assert row.split(" | ")[3].strip() == update_docs.recorded(golden.split())
+
+
+@absent
+@pytest.mark.exhaustive
+def test_the_page_says_of_a_decoder_what_its_yaml_does() -> None:
+    listed, today = (
+        [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+        for text in (PAGE.read_text().split(update_docs.LISTED)[1], update_docs.library())
+    )
+    without_counts = [[row[:3] + row[4:] for row in rows] for rows in (listed, today)]
+    assert without_counts[0][: len(today)] == without_counts[1], "run scripts.update_docs"
