@@ -54,13 +54,15 @@ def forward(model: TransformerDenoiser, what: ForwardPlan, kv: PositionCache) ->
 
 
 def test_a_shorter_canvas_hides_the_cached_positions_behind_it(model: TransformerDenoiser) -> None:
+    """What is stored may also begin behind what is fed."""
     start, stop, end = 8, 16, 24
     window, logits = plan((start, stop)), []
-    for stored in (LENGTH, end):
+    for stores in ([(0, LENGTH)], [(0, end)], [(0, 11), (11, end)]):
         kv = model.new_cache(LENGTH)
-        forward(model, plan((0, LENGTH), (start, stop), (0, stored)), kv)
+        for store in stores:
+            forward(model, plan((0, LENGTH), (start, stop), store), kv)
         logits.append(model.forward(canvas()[:, :end], window, kv))
-    torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close([logits[0]] * 2, logits[1:], atol=1e-5, rtol=1e-5)
 
 
 def test_the_cache_changes_with_no_forward_that_is_not_kept_and_with_no_logits(model) -> None:
