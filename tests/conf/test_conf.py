@@ -11,7 +11,7 @@ import pkgutil
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import hydra
 import pytest
@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 import dllm_bench as db
 from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
+from dllm_bench.core.declared import Probability
 from dllm_bench.core.decoder import Piece
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -110,24 +111,12 @@ def test_long_blocks_end_any_length_with_a_short_one_and_that_changes_no_run(nam
     assert short == long and short.decoder != long.decoder
 
 
-OF_ENTROPY = {"entropy", "near_entropy"}  # their thresholds are in nats
-WITH_TAU = [
-    f"{slot}={name}"
-    for slot in SLOTS
-    for name in options(f"decoder/{slot}")
-    if "tau" in yaml.safe_load((conf_dir() / f"decoder/{slot}/{name}.yaml").read_text())
-    and name not in OF_ENTROPY
-]
-
-
-@pytest.mark.parametrize("choice", WITH_TAU)
-def test_no_piece_takes_a_threshold_that_no_probability_can_equal(choice: str) -> None:
-    """It would force every commit, or pass everything."""
-    slot = slot_of(choice)
-    plain = compose(within(f"decoder/{choice}"))["decoder"][slot]
-    for value in (1.7, -0.1):
-        with pytest.raises(DllmBenchError, match=f"tau[ =]{value}"):
-            instantiate({**plain, "tau": value}, slot)
+def test_every_threshold_is_declared_as_a_probability() -> None:
+    """But for two in nats. What is declared refuses values that no probability can equal, which
+    would force every commit, or pass everything."""
+    hints = {n: get_type_hints(k, include_extras=True) for n, k in concrete_pieces().items()}
+    others = {n for n, types in hints.items() if types.get("tau", Probability) != Probability}
+    assert others == {"select.entropy", "select.near_entropy"}
 
 
 @pytest.mark.parametrize("slot", SLOTS)
