@@ -52,7 +52,7 @@ def load(source: str, **settings: Any) -> Call:
     return lambda _: db.load_model(source, **settings)
 
 
-def run(model: str = "tiny-llada", **settings: Any) -> Call:
+def run(model: Any = "tiny-llada", **settings: Any) -> Call:
     return lambda results: db.run(model, "vanilla", "minigsm", results=results, **settings)
 
 
@@ -113,6 +113,7 @@ def unknown_class(_: Path) -> None:
         (wrap(logits, mask_token="<nothing>"), "no token of the model's tokenizer"),
         (wrap(logits, attention="blocks"), "full, block, causal"),
         (wrap(logits, block=8), "block=8"),
+        (wrap(transformers_object("tiny-llada"), weights_hash="v1"), "leave weights_hash out"),
         (unknown_class, "wrap a function in place of it"),
         (load("tiny-lada"), "did you mean 'tiny-llada'"),
         (load("nobody/nothing"), "not in the local Hugging Face cache"),
@@ -128,6 +129,8 @@ def unknown_class(_: Path) -> None:
         (of_object(**{"hardware.replicas": 2}), "asks for several processes"),
         (of_object(hardware="cpu-dp2"), "asks for several processes"),
         (of_object(3), "use evaluate"),
+        (run(wrapped(logits)), "weights_hash=TEXT"),
+        (lambda results: db.records(results, by="token"), "by='sample'"),
         (of_transformers(num_beams=4), "num_beams"),
         (of_transformers(max_new_tokens=0), "no max_new_tokens"),
     ],

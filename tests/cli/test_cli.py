@@ -213,14 +213,6 @@ def test_a_mask_token_is_given_as_its_text() -> None:
         assert compose(["model=tiny-llada", text])["model"]["mask_token"] == "<|mask|>"
 
 
-def test_a_lora_folder_whose_base_is_absent_is_told_how_to_name_it(tmp_path: Path) -> None:
-    config = {"base_model_name_or_path": "owner/base"}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(DllmBenchError, match="adapter of 'owner/base', which was not") as error:
-        db.load_model(tmp_path)
-    assert f"model.lora={tmp_path}" in str(error.value)
-
-
 def test_an_autoregressive_layout_is_told_how_to_be_a_diffusion_model(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     shutil.copytree(assets_dir() / "tiny-qwen3", folder)

@@ -39,9 +39,12 @@ def test_the_folder_of_a_lora_adapter_is_the_model_it_adapts(folder: Path, tmp_p
     assert model == {**base, "name": "adapter", "lora": str(adapter)}
     named = compose(["model=SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora"])
     assert named["model"]["name"] == "d2f-dream-base"
-    (adapter / "adapter_config.json").write_text("{}")
-    with pytest.raises(DllmBenchError, match="holds a LoRA adapter"):
-        compose([f"model='{adapter}'"])
+    absent = '{"base_model_name_or_path": "owner/base"}'
+    told = f"adapter of 'owner/base', which was not .*model.lora={adapter}"
+    for text, words in (("{}", "holds a LoRA adapter"), (absent, told)):
+        (adapter / "adapter_config.json").write_text(text)
+        with pytest.raises(DllmBenchError, match=words):
+            compose([f"model='{adapter}'"])
 
 
 @pytest.mark.parametrize(

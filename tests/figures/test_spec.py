@@ -58,9 +58,7 @@ def test_positions_are_a_metric_each() -> None:
     assert figure.quantities == {"conditional": "Conditional acceptance"}
 
 
-def test_an_unknown_figure_lists_the_known_ones() -> None:
-    with pytest.raises(DllmBenchError, match=r"dspark/figure8.*the nearest of \d+"):
-        load_figure("dspark/figure99")
+def test_an_unknown_series_or_look_is_told_which_there_are() -> None:
     with pytest.raises(DllmBenchError, match="reliability"):
         run_series("tea leaves")
     with pytest.raises(DllmBenchError, match="looks.yaml"):

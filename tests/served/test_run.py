@@ -122,14 +122,6 @@ def test_what_makes_another_run(tmp_path: Path) -> None:
     assert first.hardware.name == "served" and not first.decoder
 
 
-@pytest.mark.parametrize(
-    "override", ["decoder=lopa", "decoder@baseline=ar", "batch=2", "model.url=nowhere"]
-)
-def test_what_a_served_run_cannot_have(override: str) -> None:
-    with pytest.raises(DllmBenchError, match=r"is served.*model\.concurrency|no address"):
-        spec_of(override)
-
-
 def test_so_many_requests_are_in_flight(tmp_path: Path) -> None:
     """No answer is given before three are requested: with fewer in flight this would time out."""
     together = threading.Barrier(3, timeout=20)
