@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,24 @@ def fed_causally(
     logits_1LV = model.forward(torch.tensor([[*ids]], device=model.device), plan, kv)
     kv.keep(plan, torch.zeros((), dtype=torch.long, device=model.device))
     return logits_1LV, kv
+
+
+def noting(
+    piece: Any, method: str = "__call__", keep: Callable[..., Any] = lambda *given: given
+) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Return the piece, and a list that gets of each call of a method what `keep` makes of its
+    arguments before it, and its result."""
+    noted: list[tuple[Any, Any]] = []
+
+    def watched(self: Any, *given: Any) -> Any:
+        kept = keep(*given)
+        noted.append((kept, getattr(super(kind, self), method)(*given)))
+        return noted[-1][1]
+
+    kind: Any = type(type(piece).__name__, (type(piece),), {method: watched})
+    made = copy(piece)
+    object.__setattr__(made, "__class__", kind)
+    return made, noted
 
 
 class Watched:

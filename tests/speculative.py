@@ -1,7 +1,7 @@
-"""Helpers of the speculative decoding tests: drafters, scripted random numbers, kept drafts.
+"""Helpers of the speculative decoding tests: drafters, scripted random numbers.
 
 `write_drafter` writes a random checkpoint in one of the published dialects; `Scripted` is the
-decoder with given random numbers; `WatchedLength` keeps the drafts that the loop makes.
+decoder with given random numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Uniforms, VerifyLength
-from dllm_bench.decoding.speculative import FixedLength, SpeculativeDecoder
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Uniforms
+from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.drafters import empty_network, freeze_tables
 from tests.helpers import IDS, LAYERS, STANDARD, tiny_checkpoint
 
@@ -158,18 +158,6 @@ def scripted(plain: SpeculativeDecoder, script: Sequence[float], **changes: Any)
     """Return a decoder with given uniform numbers, and some other pieces."""
     pieces = {piece.name: getattr(plain, piece.name) for piece in fields(plain)}
     return Scripted(**pieces | changes, script=tuple(script))
-
-
-@dataclass(frozen=True)
-class WatchedLength(VerifyLength):
-    """Keeps every proposal before it is cut."""
-
-    inner: VerifyLength = field(default_factory=FixedLength)
-    seen: list[Proposal] = field(default_factory=list, compare=False)
-
-    def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
-        self.seen.extend(proposals)
-        return self.inner(proposals)
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,15 @@ Random numbers are those of torch's stream after the same seed, so every step is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.canvas import Accept, CanvasDecoder, CanvasScores
+from dllm_bench.decoding.canvas import CanvasDecoder
 from tests.canvas import (
     FULL,
     NO_TOKEN,
@@ -26,7 +25,7 @@ from tests.canvas import (
     tiny_canvas_model,
 )
 from tests.golden.cases import Case, agreement, replayed
-from tests.helpers import Watched
+from tests.helpers import Watched, noting
 
 PAD, CANVAS = 0, 16
 SETTINGS = {  # of transformers' generation configuration -> of the decoder here
@@ -37,18 +36,6 @@ SETTINGS = {  # of transformers' generation configuration -> of the decoder here
     "stability_threshold": "settle__rounds",
     "confidence_threshold": "settle__entropy",
 }
-
-
-@dataclass(frozen=True)
-class WatchedAccept(Accept):
-    """Acceptance that keeps what it decided and saw."""
-
-    inner: Accept
-    seen: list[tuple[Tensor, CanvasScores]] = field(default_factory=list, compare=False)
-
-    def __call__(self, scores: CanvasScores) -> Tensor:
-        self.seen.append((self.inner(scores), scores))
-        return self.seen[-1][0]
 
 
 def watched(model: Any, eos: int | None) -> Watched:
@@ -96,7 +83,7 @@ def test_the_recorded_steps(case: Case) -> None:
     params, steps = case["params"], case["steps"]
     pad, plain = params.get("pad_token_id"), decoder_for(params)
     model = watched(tiny_canvas_model(0, canvas=CANVAS), params["eos_token_id"])
-    accept = WatchedAccept(plain.accept)
+    accept, seen = noting(plain.accept)
     request = Request("golden", tuple(case["prompt"]), params["max_new_tokens"], seed=case["seed"])
     generation = replace(plain, accept=accept).generate(model, request)
     pairs = zip(model.canvases, model.plans, strict=True)
@@ -110,13 +97,13 @@ def test_the_recorded_steps(case: Case) -> None:
         assert tokens_per_forward(generation, pad) == rate
         assert fed == [step["input"] for step in steps]
         accepted = [sorted(step["accepted"]) for step in steps]
-        assert [x.nonzero()[:, 0].tolist() for x, _ in accept.seen] == accepted
+        assert [x.nonzero()[:, 0].tolist() for _, x in seen] == accepted
         counts = [one.accepted for one in generation.trace.forwards if one.cached]
         assert [count for count in counts if count] == [len(one) for one in accepted]
         tops = [step["argmax"] for step in steps]
-        assert [scores.top_C.tolist() for _, scores in accept.seen] == tops
+        assert [scores.top_C.tolist() for (scores,), _ in seen] == tops
         assert canvases_over_time(generation) == tops
-        entropies = [float(scores.entropy_C.mean()) for _, scores in accept.seen]
+        entropies = [float(scores.entropy_C.mean()) for (scores,), _ in seen]
         assert entropies == pytest.approx([step["mean_entropy"] for step in steps], abs=2e-5)
 
 

@@ -9,7 +9,7 @@ also called on explicit logits: near and exact ties, mask tokens, runs of masks.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.contracts import Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState, Memo
@@ -41,7 +41,7 @@ from tests.golden.cases import (
     model_of,
     request,
 )
-from tests.helpers import DEVICE
+from tests.helpers import DEVICE, noting
 
 FIRST = torch.tensor([0], device=DEVICE)  # branch
 CREDIT = {"credit_alpha": "score.alpha", "decay_beta": "score.beta", "boost_gamma": "score.gamma"}
@@ -213,28 +213,23 @@ def test_reference_loop_of_hierarchical_decoding(case: Case) -> None:
         assert len(generation.trace) == case["nfe"]
 
 
-@dataclass(frozen=True)
-class Seen(Score):
-    """Any score, and what it was asked: logits, tokens before the forward, the methods' memory."""
-
-    inner: Score
-    calls: list[tuple[Tensor, list[int], Memo]] = field(default_factory=list)
-
-    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        tokens_W = window.of(state.tokens_KL)[0].tolist()
-        self.calls.append((logits_KWV[0].float().clone(), tokens_W, state.memo.take(FIRST)))
-        return self.inner(logits_KWV, state, window)
+Asked = list[tuple[tuple[Tensor, list[int], Memo], Scores]]
+"""Of each call of a score logits, tokens before the forward and the methods' memory; its result."""
 
 
-def watched(run: Case) -> tuple[MaskedDecoder, Seen, Seen]:
+def asked(logits_KWV: Tensor, state: DecodeState, window: Window) -> tuple[Tensor, list[int], Memo]:
+    tokens_W = window.of(state.tokens_KL)[0].tolist()
+    return logits_KWV[0].float().clone(), tokens_W, state.memo.take(FIRST)
+
+
+def watched(run: Case) -> tuple[MaskedDecoder, Asked, Asked]:
     """Return the run's decoder with its raw logits and those it selects from laid open."""
     whole = decoder(run)
-    if not isinstance(whole.score, Credit):
-        raw = Seen(whole.score)
-        return replace(whole, score=raw), raw, raw
-    fused = Seen(whole.score.inner)
-    raw = Seen(replace(whole.score, inner=fused))
-    return replace(whole, score=raw), raw, fused
+    score, raw = noting(whole.score, keep=asked)
+    if not isinstance(score, Credit):
+        return replace(whole, score=score), raw, raw
+    inner, fused = noting(score.inner, keep=asked)
+    return replace(whole, score=replace(score, inner=inner)), raw, fused
 
 
 def near_tie(run: Case) -> str | None:
@@ -247,14 +242,14 @@ def near_tie(run: Case) -> str | None:
     forward, (own, other) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
     start = useful(run)[forward]["block"][0] - len(run["prompt"])
     rows = [at - start for at in own.keys() ^ other.keys()]
-    best_R = raw.calls[forward][0].softmax(-1).amax(-1)[rows]
+    best_R = raw[forward][0][0].softmax(-1).amax(-1)[rows]
     gap = float(best_R.max() - best_R.min()) if rows else 1.0
     return f"tie: two probabilities are {gap:.1e} apart" if gap <= ROUNDING else None
 
 
-def check_steps(run: Case, raw: Seen, fused: Seen) -> None:
+def check_steps(run: Case, raw: Asked, fused: Asked) -> None:
     """Tokens, top-1 ids and probabilities of every step before and after credit, and the credit."""
-    for step, before, after in zip(useful(run), raw.calls, fused.calls, strict=True):
+    for step, (before, _), (after, _) in zip(useful(run), raw, fused, strict=True):
         assert before[1] == step["state_before"]
         check_top1(step, "top1", before[0])
         if raw is not fused:

@@ -35,7 +35,7 @@ from tests.golden.cases import (
     request,
 )
 from tests.golden.decoders import decoder_of
-from tests.helpers import DEVICE, Watched
+from tests.helpers import DEVICE, Watched, noting
 
 
 def replay(
@@ -102,17 +102,6 @@ def test_fast_dllm_v2_in_batches(case: Case) -> None:
 # --- FreeDave, round by round ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class KeptTargets(SelfDraft):
-    """Drafts of the model itself, with the targets of every round."""
-
-    targets: list[Tensor] = field(default_factory=list, compare=False)
-
-    def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
-        self.targets.append(window.of(branches.tokens_KL))
-        return super().rate(scores, window, branches)
-
-
 def rounds_fed(case: Case, mask: int) -> list[Case]:
     """Return the recorded rounds that have something to verify: drafts differ, and the first has a
     mask. "++" drafts a full block as often as `draft_steps` says."""
@@ -154,13 +143,14 @@ def steps_of(generation: Generation, model: Watched, prompt_len: int) -> list[in
 def test_freedave(case: Case) -> None:
     """A block that the threshold fills is not fed again, and equal drafts are fed once. In the
     recorded "debug" mode a forward has one draft."""
-    params, plain, targets = case["params"], decoder_of(case), list[Tensor]()
+    params, plain = case["params"], decoder_of(case)
+    drafts = SelfDraft(params["draft_steps"])
+    explore, noted = noting(drafts, "rate", lambda _, window, made: window.of(made.tokens_KL))
     with agreement(case):
-        drafting = replace(plain, explore=KeptTargets(params["draft_steps"], targets=targets))
-        generation, model = replay(case, drafting)
+        generation, model = replay(case, replace(plain, explore=explore))
         expected = rounds_fed(case, model.special.mask)
         assert list(generation.ids) == case["output"]
-        assert rounds_made(generation, model, targets) == expected
+        assert rounds_made(generation, model, [target_KW for target_KW, _ in noted]) == expected
         assert steps_of(generation, model, len(case["prompt"])) == case["step_map"]
         rows = [len(one["drafts"]) for one in case["rounds"]]
         forwards = sum(rows) if params["draft_mode"] == "debug" else len(rows)

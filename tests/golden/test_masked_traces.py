@@ -18,15 +18,14 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Round, Score, Scores
-from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.common import AnyOf, Budget, Confidence
 from dllm_bench.methods.position_caches import DPadCache, Drawn
-from dllm_bench.methods.row_caches import DLLMCache, MostChanged
+from dllm_bench.methods.row_caches import MostChanged
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.metrics.sample_stats import SampleStats, count_sample
 from tests.golden.cases import (
@@ -247,24 +246,18 @@ def test_sparse_dllm(case: Case) -> None:
 
 
 @replayed("caches/dllm_cache_cases.json")
-def test_dllm_cache(case: Case) -> None:
+def test_dllm_cache(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that layers chose are recorded where similarity decided; the others follow from the
     intervals."""
-    chosen = list[list[int]]()
+    chosen, choose = list[list[int]](), MostChanged.choose
 
-    class Recorded(MostChanged):
-        def choose(self, old_SC: Tensor, new_SC: Tensor) -> Tensor:
-            index_R = super().choose(old_SC, new_SC)
-            chosen.append(sorted((index_R + self.prompt).tolist()))
-            return index_R
+    def noted(self: MostChanged, old_SC: Tensor, new_SC: Tensor) -> Tensor:
+        index_R = choose(self, old_SC, new_SC)
+        chosen.append(sorted((index_R + self.prompt).tolist()))
+        return index_R
 
-    class RecordedCache(DLLMCache):
-        def plan(self, round: Round) -> ForwardPlan:
-            plan = super().plan(round)
-            return replace(plan, recompute=Recorded(**vars(plan.recompute)))
-
-    decoder = decoder_of(case)
-    check(case, replace(decoder, cache=RecordedCache(**vars(decoder.cache))), forwards_of(case))
+    monkeypatch.setattr(MostChanged, "choose", noted)
+    check(case, decoder_of(case), forwards_of(case))
     rows, gaps = ([one for f in case[name] for one in f] for name in ("selected", "sel_gap"))
     recorded = [pair for pair in zip(rows, gaps, strict=True) if pair[0] is not None]
     for (theirs, gap), ours in zip(recorded, chosen, strict=True):

@@ -42,9 +42,9 @@ from tests.golden.cases import (
     each,
     replayed,
 )
-from tests.helpers import DEVICE, fed_causally, load_denoiser
+from tests.helpers import DEVICE, fed_causally, load_denoiser, noting
 from tests.sample_stats import drafted
-from tests.speculative import Chain, Scripted, WatchedLength, scripted
+from tests.speculative import Chain, Scripted, scripted
 
 FOLDER = GOLDEN / "spec"
 KINDS = ("dflash", "dspark_markov", "dspark_gated", "dspark_rnn", "eagle3", "zlab_dflash")
@@ -118,10 +118,11 @@ def decoder_of(run: Case, checks_first: bool) -> tuple[str, dict[str, Any]]:
 def decode(run: Case, checks_first: bool = True) -> tuple[Generation, list[Proposal]]:
     """Return what the run's decoder makes of its prompt, and the drafts before they are cut."""
     plain = speculative(*decoder_of(run, checks_first))
-    watched = WatchedLength(plain.length)
-    decoder = scripted(plain, run.get("uniforms") or [0.5] * 4096, length=watched)
+    length, noted = noting(plain.length, keep=list)
+    decoder = scripted(plain, run.get("uniforms") or [0.5] * 4096, length=length)
     eos = (run["stop_token_ids"] or [NO_END])[0]
-    return generate(decoder, run["prompt"], run["max_new_tokens"] + 1, eos), watched.seen
+    generation = generate(decoder, run["prompt"], run["max_new_tokens"] + 1, eos)
+    return generation, [draft for (draft,), _ in noted]
 
 
 @cache
@@ -386,21 +387,9 @@ def check_distributions(case: Case, proposal: Any, decoder: Scripted, target_RV:
 # --- DDTree: the tree, the accepted path and what the next draft reads ----------------------------
 
 
-@dataclass(frozen=True)
-class WatchedMatch(GreedyMatch):
-    """Keeps what it decides, and the most probable tokens of the target."""
-
-    seen: list[tuple[VerifyResult, list[int]]] = field(default_factory=list, compare=False)
-
-    def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
-        result = super().__call__(proposal, logits_RV, sampler)
-        self.seen.append((result, logits_RV.argmax(-1).tolist()))
-        return result
-
-
-def ddtree_of(case: Case) -> tuple[Scripted, WatchedMatch]:
-    """Return the decoder of a case, with its random numbers; a tree of no nodes is one that is not
-    fed."""
+def ddtree_of(case: Case) -> tuple[Scripted, list[tuple[list[int], VerifyResult]]]:
+    """Return the decoder of a case, with its random numbers, and what will be noted of its rounds:
+    the target's most probable tokens and what was accepted. A tree of no nodes is not fed."""
     budget = case["tree_budget"]
     settings: dict[str, Any] = {
         "draft.drafter.source": source("zlab_dflash"),
@@ -411,18 +400,19 @@ def ddtree_of(case: Case) -> tuple[Scripted, WatchedMatch]:
         "temperature": case["temperature"],
         "checks_first": False,
     }
-    plain, watched = speculative("ddtree", settings), WatchedMatch()
-    return scripted(plain, case.get("uniforms") or [], verify=watched), watched
+    plain = speculative("ddtree", settings)
+    verify, noted = noting(GreedyMatch(), keep=lambda _, rows_RV, __: rows_RV.argmax(-1).tolist())
+    return scripted(plain, case.get("uniforms") or [], verify=verify), noted
 
 
 @replayed("new2026/ddtree.json")
 def test_ddtree(case: Case) -> None:
-    (decoder, watched), eos = ddtree_of(case), end_of(case)
+    (decoder, noted), eos = ddtree_of(case), end_of(case)
     generation = generate(decoder, case["prompt"], case["max_new_tokens"] + 1, eos)
     assert list(generation.ids[: len(case["output"])]) == case["output"]
     found, rounds, made = verified(generation), case["rounds"], list[int]()
     with agreement(case):
-        for (row, new), (result, own), entry in zip(found, watched.seen, rounds, strict=False):
+        for (row, new), (own, result), entry in zip(found, noted, rounds, strict=False):
             nodes = len(entry["nodes"])
             assert [*row.drafted[:nodes]] == entry["nodes"]
             assert [*row.parents[:nodes]] == entry["parents"]
@@ -476,8 +466,8 @@ def checkpoint(case: Case) -> str:
     return str(made)
 
 
-def dflash2_of(case: Case) -> tuple[Scripted, WatchedLength]:
-    """Return the decoder of a case, with its random numbers."""
+def dflash2_of(case: Case) -> tuple[Scripted, list[tuple[list[Proposal], list[int]]]]:
+    """Return the decoder of a case, with its random numbers, and what will be noted of drafts."""
     settings = {
         "draft.drafter.source": checkpoint(case),
         "draft.slots": case["block_size"],
@@ -486,13 +476,13 @@ def dflash2_of(case: Case) -> tuple[Scripted, WatchedLength]:
         "top_k": case["top_k"] or None,
     }
     plain = speculative("dflash2", settings)
-    watched = WatchedLength(plain.length)
-    return scripted(plain, case.get("uniforms") or [], length=watched), watched
+    length, noted = noting(plain.length, keep=list)
+    return scripted(plain, case.get("uniforms") or [], length=length), noted
 
 
 @replayed("new2026/dflash2.json")
 def test_dflash2(case: Case) -> None:
-    (decoder, watched), limit = dflash2_of(case), case["max_new_tokens"]
+    (decoder, noted), limit = dflash2_of(case), case["max_new_tokens"]
     generation = generate(decoder, case["prompt"], limit, end_of(case))
     with agreement(case):
         assert list(generation.ids[:limit]) == case["output"]
@@ -501,7 +491,8 @@ def test_dflash2(case: Case) -> None:
         if made:
             made[-1] -= max(0, len(generation.ids) - limit)
         assert made == case["acceptance_lengths"]
-        for (row, new), proposal, entry in zip(found, watched.seen, rounds, strict=bool(rounds)):
+        pairs = zip(found, noted, rounds, strict=bool(rounds))
+        for (row, new), ((proposal,), _), entry in pairs:
             assert proposal.tokens_D.tolist() == entry["drafted"]
             assert row.cached == entry["anchor_pos"]
             first, last = entry["position_range"]

@@ -19,7 +19,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.decoding.speculative import FixedLength, SpeculativeDecoder
 from dllm_bench.methods.drafting import NoDraft
 from dllm_bench.methods.trained_drafts import DFlash, DFlash2, DSpark, Eagle3
 from dllm_bench.metrics import drafts
@@ -33,9 +33,9 @@ from dllm_bench.training.drafter_objectives import LossShares, TargetRows
 from dllm_bench.training.drafters import KINDS, DrafterJob
 from dllm_bench.training.drafters import DrafterTraining as Drafting
 from dllm_bench.training.loop import TrainingText, learning_rate_factor, padded
-from tests.helpers import ROLES, Watched, tiny_checkpoint
+from tests.helpers import ROLES, Watched, noting, tiny_checkpoint
 from tests.sample_stats import drafted
-from tests.speculative import DRAFTERS, WatchedLength, trainable, write_drafter
+from tests.speculative import DRAFTERS, trainable, write_drafter
 from tests.tiers import covering
 from tests.unit.models.common import spec
 
@@ -305,7 +305,7 @@ def test_a_drafter_of_frequent_tokens_drafts_these_alone(kind, model, tmp_path) 
     target, second = model.denoiser, loaded(tmp_path / "other", 2).denoiser
     accepted = 0
     for one in (target, second, target):
-        length = WatchedLength()
+        length, noted = noting(FixedLength(), keep=list)
         for temperature in (0.0, 0.8):
             decoder = SpeculativeDecoder(draft, length=length, temperature=temperature)
             for text in run.texts[:2]:
@@ -315,7 +315,7 @@ def test_a_drafter_of_frequent_tokens_drafts_these_alone(kind, model, tmp_path) 
                 accepted += sum(made.accepted for made in rounds)
                 plain = SpeculativeDecoder(NoDraft()).generate(one, request)
                 assert temperature or decoded.ids[:20] == plain.ids[:20]
-        assert {int(token) for made in length.seen for token in made.tokens_D} <= set(ids)
+        assert {int(token) for (made,), _ in noted for token in made.tokens_D} <= set(ids)
         network = draft.drafter.on(one)
         assert torch.equal(network._head_rows_NH, one.module.lm_head.weight[network.draft_ids])
     assert accepted
