@@ -25,6 +25,8 @@ from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, sealed_record
 from tests.figures.builders import sample as decoded
+from tests.tables.builders import seal as put
+from tests.tables.builders import start
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -33,7 +35,7 @@ def spec(**changes: Any) -> RunSpec:
     return RunSpec(**{**plain, **changes})
 
 
-def sample(name: str = "a") -> SampleRecord:
+def sample(name: str) -> SampleRecord:
     """Four positions in two forwards: the last two first."""
     prefill = Forward(ForwardKind.PREFILL, 1, 20, 0, ms=5.0)
     denoise = Forward(ForwardKind.DENOISE, 3, 8, 12, ms=2.5, winner=2)
@@ -54,8 +56,7 @@ def store_of(root: Path, *records: RunRecord) -> Store:
     """Return a store of sealed runs."""
     store = Store(root / "runs")
     for one in records:
-        with store.open(one.spec) as opened:
-            opened.seal(one)
+        put(store, one)
     return store
 
 
@@ -92,10 +93,7 @@ def test_samples_without_a_grade_are_counted_beside_every_score(tmp_path: Path) 
 
 def test_board_shows_sealed_and_partial_runs_but_compares_only_sealed_ones(tmp_path) -> None:
     store = store_of(tmp_path, record([1.0, 1.0]))
-    with store.open(spec(seed=1)) as opened:
-        opened.expect(5)
-        opened.begin(Session(0.0, 0, {}))
-        opened.append(sample())
+    start(store, spec(seed=1), done=1, total=5)
     lines = list(runs.run_lines(store))
     assert sorted(line.split()[1] for line in lines[1:3]) == ["partial", "sealed"]
     assert any(" 1/5 " in line for line in lines)

@@ -64,13 +64,6 @@ def sample(
     return stored_sample(ids, born, trace, id=name, cut=cut, text=f"four and two {HOSTILE}")
 
 
-def seal(store: Store, record: RunRecord, samples: Sequence[SampleRecord]) -> Path:
-    folder = builders.seal(store, record)
-    lines = "".join(one.to_line() + "\n" for one in samples)
-    (folder / SAMPLES).write_text(lines, encoding="utf-8")
-    return folder
-
-
 def fill(root: Path) -> dict[str, RunRecord]:
     """Results with runs of the small table and two of their own; the sealed ones by name."""
     builders.every_state(root / "runs", builders.TINY)
@@ -89,8 +82,8 @@ def fill(root: Path) -> dict[str, RunRecord]:
     two.columns["survival"] = [[[2.0, 0.0, -2.0, -4.0]]] * n
     two.columns["right"] = [[2]] * n
     one.columns["id"][3] = two.columns["id"][3] = two.columns["verdict"][3] = HOSTILE
-    seal(store, one, [lookaheads(name) for name in one.columns["id"]])
-    seal(store, two, [drafts(name) for name in two.columns["id"]])
+    builders.seal(store, one, [lookaheads(name) for name in one.columns["id"]])
+    builders.seal(store, two, [drafts(name) for name in two.columns["id"]])
     figure = root / "figures" / "embedded" / "small" / "figure1"
     figure.parent.mkdir(parents=True)
     figure.with_suffix(".svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')

@@ -15,7 +15,7 @@ from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.cache import SettingsCache
-from dllm_bench.store.record import RunRecord, Session
+from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
 from dllm_bench.tables.frame import BuiltTable, build
@@ -109,11 +109,14 @@ def record_of(spec: RunSpec, right: int = 11, n: int = 20, speed_up: float = 1.0
     )
 
 
-def seal(store: Store, record: RunRecord) -> Path:
-    """Put a record where its run belongs."""
+def seal(store: Store, record: RunRecord, samples: Sequence[SampleRecord] = ()) -> Path:
+    """Put a record where its run belongs, with its samples if there are any."""
     folder = store.path(record.spec)
     folder.mkdir(parents=True)
     (folder / RECORD).write_text(record.to_json(), encoding="utf-8")
+    if samples:
+        lines = "".join(one.to_line() + "\n" for one in samples)
+        (folder / SAMPLES).write_text(lines, encoding="utf-8")
     return folder
 
 
