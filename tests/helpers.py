@@ -2,8 +2,8 @@
 
 `tiny_checkpoint` writes a whole folder (config, safetensors, tokenizer), `shard` splits its weights
 as large checkpoints are, `tiny_denoiser` skips the disk. Weights are scaled so that top-1
-probabilities spread over (0, 1). `load_denoiser` reads a checkpoint folder; `golden_dir` says where
-the reference data lie. Gemma's layout is written by transformers itself (tests/unit/models).
+probabilities spread over (0, 1). `load_denoiser` reads a checkpoint folder. Gemma's layout is
+written by transformers itself (tests/unit/models).
 """
 
 from __future__ import annotations
@@ -145,12 +145,6 @@ DEVICE = os.environ.get("DLLM_BENCH_TEST_DEVICE", "cpu")
 """Of the golden traces: `make test-gpu` sets cuda."""
 
 
-def golden_dir() -> Path:
-    """$DLLM_BENCH_GOLDEN, else ../shared/golden beside the repository."""
-    default = Path(__file__).resolve().parents[2] / "shared" / "golden"
-    return Path(os.environ.get("DLLM_BENCH_GOLDEN", default))
-
-
 def load_denoiser(folder: Path) -> TransformerDenoiser:
     """Return the float32 denoiser of a checkpoint folder, on `DEVICE`."""
     spec = ModelSpec(folder.name, str(folder), dtype="float32", device=DEVICE)
@@ -218,13 +212,13 @@ def publish(layout: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def shard(folder: Path, names: tuple[str, ...] = ("a", "b")) -> list[Path]:
-    """Split a folder's model.safetensors into files of an index; returns the files."""
+def shard(folder: Path) -> list[Path]:
+    """Split a folder's model.safetensors into two files of an index; returns the files."""
     from safetensors.torch import load_file, save_file
 
     whole = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    files = [folder / f"{name}.safetensors" for name in names]
+    files = [folder / "a.safetensors", folder / "b.safetensors"]
     where: dict[str, str] = {}
     for i, file in enumerate(files):
         part = sorted(whole)[i :: len(files)]

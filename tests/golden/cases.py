@@ -25,9 +25,10 @@ from dllm_bench.api.generation import composed_decoder, slot_override
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.d3llm import EndFill
-from tests.helpers import Watched, golden_dir, load_denoiser
+from scripts import update_docs
+from tests.helpers import Watched, load_denoiser
 
-GOLDEN = golden_dir()
+GOLDEN = update_docs.GOLDEN
 EVERY = 24
 OFTEN = 10  # of the others
 CLOSE = 1e-5  # decisions closer than this may differ by float32 rounding

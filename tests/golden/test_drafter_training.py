@@ -16,12 +16,11 @@ from dllm_bench.metrics import drafts as draft_metrics
 from dllm_bench.metrics.drafts import ObservedDraft
 from dllm_bench.training import drafter_objectives as objectives
 from dllm_bench.training.drafter_objectives import LossShares
-from tests.golden.test_speculative_traces import greedy_runs, read, tensors
-from tests.helpers import golden_dir, load_denoiser
+from tests.golden.test_speculative_traces import FOLDER, greedy_runs, read, tensors
+from tests.helpers import load_denoiser
 from tests.speculative import trainable
 from tests.tiers import covering
 
-FOLDER = golden_dir() / "spec"
 KINDS = ("dflash", "dspark_markov", "dspark_gated", "dspark_rnn")
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}
 
