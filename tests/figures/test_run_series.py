@@ -60,13 +60,6 @@ def test_tokens_per_step_are_means_over_those_still_decoding() -> None:
     assert (reads[0]["low"], reads[0]["high"]) == (1.25, 1.75)
 
 
-def test_a_record_without_its_samples_is_told_apart(tmp_path: Path) -> None:
-    record = Namespace(columns={"id": ["a", "b"]}, spec=Namespace(short="0123456789"))
-    run = run_series.StoredRun(record, tmp_path)
-    with pytest.raises(DllmBenchError, match=r"without 2 of its 2 samples.*runs rm 0123456789"):
-        list(run_series.tokens_per_step(run, EMPTY))
-
-
 PROGRESS = [(0, 0.0), (25, 37.5), (50, 62.5), (75, 87.5), (100, 100.0)]  # percent
 
 
