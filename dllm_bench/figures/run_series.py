@@ -350,14 +350,6 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[Point]:
 # by model), `requests` (numbers of concurrent requests).
 
 
-LENGTH_RULES: Mapping[str, Callable[[StepProfile, Mapping[str, Any]], simulation.NewLengthRule]] = {
-    "none": lambda profile, settings: simulation.fixed_rule(0),
-    "fixed": lambda profile, settings: simulation.fixed_rule(settings.get("tokens")),
-    "threshold": lambda profile, settings: simulation.threshold_rule(settings["tau"]),
-    "hardware_aware": lambda profile, settings: simulation.hardware_aware_rule(profile),
-    "asynchronous": lambda profile, settings: simulation.asynchronous_rule(profile),
-}
-"""Name of a rule -> makes it from a step profile and settings (`tokens` or `tau`)."""
 SIMULATED: Mapping[str, tuple[str, str]] = {
     "user_and_device_speed": ("tokens_per_s_user", "tokens_per_s_device"),
     "device_speed": ("requests", "tokens_per_s_device"),
@@ -436,14 +428,14 @@ def systems_of(
 ) -> list[simulation.ServingSystem]:
     """Return the systems that serve the second half of the texts, one for each length rule.
 
-    rules: name of the system -> settings of its rule: `rule` (of `LENGTH_RULES`), `tokens` or
-        `tau`; temperatures: of the confidence head, fitted on the first half if None.
+    rules: name of the system -> settings of its rule, see `load_simulation.length_rule`;
+        temperatures: of the confidence head, fitted on the first half if None.
     """
     first, second = stored.halves()
     texts = second.served(temperatures or Temperatures(drafts.fit_temperatures(first.observed())))
 
     def system(name: str, settings: Mapping[str, Any]) -> simulation.ServingSystem:
-        rule = LENGTH_RULES[settings["rule"]](profile, settings)
+        rule = partial(simulation.length_rule, settings, profile)
         if settings["rule"] == "none":
             return simulation.ServingSystem(name, texts, rule)
         drafting = second.drafting(profile, settings.get("tokens"))

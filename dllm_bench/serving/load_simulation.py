@@ -23,12 +23,12 @@ verify drafts can still be used as calibration data. Sampled text is not support
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product, repeat
 from math import ceil
 from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 
@@ -229,26 +229,21 @@ def under_arrivals(
 # --- length rules on plain probabilities: the same decisions as those of proposals ---------------
 
 
-def fixed_rule(tokens: int | None = None) -> NewLengthRule:
-    """Return the rule that verifies at most `tokens` of every draft; None: all, 0: autoregressive
-    decoding."""
-    return lambda: lambda probabilities: [len(row[:tokens]) for row in probabilities]
-
-
-def threshold_rule(tau: float) -> NewLengthRule:
-    """Return the rule that verifies the tokens before the first with a probability below tau."""
-    return lambda: lambda probabilities: [likely_prefix(row, tau) for row in probabilities]
-
-
-def hardware_aware_rule(profile: StepProfile) -> NewLengthRule:
-    """Return the rule of DSpark's Algorithm 1 with early stop."""
-    return lambda: lambda probabilities: early_stop(probabilities, profile)
-
-
-def asynchronous_rule(profile: StepProfile) -> NewLengthRule:
-    """Return the rule with step sizes chosen two steps ahead, filled with the most likely
-    tokens."""
-    return partial(TwoStepsAhead, profile)
+def length_rule(settings: Mapping[str, Any], profile: StepProfile) -> PlainLengthRule:
+    """Return a new rule, by the name under `rule`: "none" is autoregressive decoding; "fixed"
+    verifies at most `tokens` of every draft, all without that; "threshold" verifies the tokens
+    before the first with a probability below `tau`; "hardware_aware" is DSpark's Algorithm 1 with
+    early stop; "asynchronous" chooses step sizes two steps ahead and fills them with the most
+    likely tokens.
+    """
+    rules: Mapping[str, PlainLengthRule] = {
+        "none": lambda drafts: [0] * len(drafts),
+        "fixed": lambda drafts: [len(draft[: settings.get("tokens")]) for draft in drafts],
+        "threshold": lambda drafts: [likely_prefix(draft, settings["tau"]) for draft in drafts],
+        "hardware_aware": lambda drafts: early_stop(drafts, profile),
+        "asynchronous": TwoStepsAhead(profile),
+    }
+    return rules[settings["rule"]]
 
 
 # --- the drafts along greedy texts, read from stored samples --------------------------------------

@@ -9,8 +9,10 @@ import csv
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,13 +47,10 @@ from dllm_bench.serving.load_simulation import (
     ServingSystem,
     StoredDraft,
     StoredDrafts,
-    asynchronous_rule,
     drafts_of_text,
-    fixed_rule,
     frontier,
-    hardware_aware_rule,
+    length_rule,
     simulate,
-    threshold_rule,
     under_arrivals,
 )
 from dllm_bench.store.record import Session
@@ -114,13 +113,17 @@ def sample(generation: Generation) -> tuple[Trace, Sequence[int], Sequence[int]]
     return trace, generation.born, generation.ids
 
 
+def rule_of(name: str, profile: StepProfile = FLAT, **settings: Any) -> NewLengthRule:
+    return partial(length_rule, {"rule": name, **settings}, profile)
+
+
 CASES: list[tuple[str, VerifyLength, NewLengthRule]] = [
-    ("ngram", FixedLength(), fixed_rule()),
-    ("spoiled", FixedLength(2), fixed_rule(2)),
-    ("spoiled", SurvivalThreshold(0.6, SCALE), threshold_rule(0.6)),
-    ("spoiled", HardwareAwareLength(KNEE, SCALE), hardware_aware_rule(KNEE)),
-    ("spoiled", AsynchronousLength(KNEE, SCALE), asynchronous_rule(KNEE)),
-    ("dspark", HardwareAwareLength(KNEE, SCALE), hardware_aware_rule(KNEE)),
+    ("ngram", FixedLength(), rule_of("fixed")),
+    ("spoiled", FixedLength(2), rule_of("fixed", tokens=2)),
+    ("spoiled", SurvivalThreshold(0.6, SCALE), rule_of("threshold", tau=0.6)),
+    ("spoiled", HardwareAwareLength(KNEE, SCALE), rule_of("hardware_aware", KNEE)),
+    ("spoiled", AsynchronousLength(KNEE, SCALE), rule_of("asynchronous", KNEE)),
+    ("dspark", HardwareAwareLength(KNEE, SCALE), rule_of("hardware_aware", KNEE)),
 ]
 
 
@@ -299,7 +302,7 @@ def test_a_load_is_simulated_from_stored_runs(stored, texts, tmp_path, command) 
     assert len(shown) == 1 + len(points)
     assert [float(p["tokens_per_s_user"]) for p in points[:2]] == pytest.approx([100.0, 100.0])
     texts = StoredDrafts.of(map(sample, texts)).halves()[1].served()
-    steps = simulate(ServingSystem("", texts, fixed_rule()), FLAT, 1).steps
+    steps = simulate(ServingSystem("", texts, rule_of("fixed")), FLAT, 1).steps
     rate = sum(step.committed for step in steps) / len(steps)
     assert float(points[2]["tokens_per_round"]) == pytest.approx(rate)
     shown = command(f"{asking} --arrivals 5,50 --level 50 --requests 2").splitlines()
@@ -336,12 +339,12 @@ def drawn(n: int, tokens: int, rates: Sequence[float], seed: int = 0) -> list[Dr
 
 
 RULES = {
-    "ar": fixed_rule(0),
-    "fixed": fixed_rule(3),
-    "all": fixed_rule(),
-    "threshold": threshold_rule(0.5),
-    "hardware_aware": hardware_aware_rule(FILLING),
-    "asynchronous": asynchronous_rule(FILLING),
+    "ar": rule_of("none"),
+    "fixed": rule_of("fixed", tokens=3),
+    "all": rule_of("fixed"),
+    "threshold": rule_of("threshold", tau=0.5),
+    "hardware_aware": rule_of("hardware_aware", FILLING),
+    "asynchronous": rule_of("asynchronous", FILLING),
 }
 
 
@@ -372,7 +375,7 @@ def test_tokens_and_time_are_conserved_and_seats_are_filled(name, wait_s) -> Non
 
 
 def test_an_idle_engine_waits_for_the_next_request() -> None:
-    system = ServingSystem("ar", drawn(3, 2, []), fixed_rule())
+    system = ServingSystem("ar", drawn(3, 2, []), rule_of("fixed"))
     load = simulate(system, FLAT, 4, [0.0, 5.0, 5.005])
     assert [step.start_s for step in load.steps] == pytest.approx([0, 0.01, 5, 5.01, 5.02])
     assert [one.seated_s for one in load.served] == pytest.approx([0, 5, 5.01])
@@ -381,8 +384,8 @@ def test_an_idle_engine_waits_for_the_next_request() -> None:
 def test_impossible_systems_are_refused() -> None:
     for found in ([], [[]], [[DraftOutcome((), 0)], []]):
         with pytest.raises(DllmBenchError, match="at least one token"):
-            simulate(ServingSystem("none", found, fixed_rule()), FLAT, 1)
-    few = ServingSystem("few", drawn(2, 5, [0.5]), fixed_rule())
+            simulate(ServingSystem("none", found, rule_of("fixed")), FLAT, 1)
+    few = ServingSystem("few", drawn(2, 5, [0.5]), rule_of("fixed"))
     with pytest.raises(DllmBenchError, match="more texts than seats"):
         frontier([few], FLAT, [8])
 
@@ -398,7 +401,7 @@ def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: NewLengthRule)
 
 def test_more_arrivals_are_served_later_and_slower() -> None:
     texts = {"ar": drawn(60, 20, []), "d": drawn(60, 20, [0.6] * 7)}
-    systems = [ServingSystem(name, each, fixed_rule()) for name, each in texts.items()]
+    systems = [ServingSystem(name, each, rule_of("fixed")) for name, each in texts.items()]
     rates = (1.0, 40.0, 4000.0)
     found = under_arrivals(systems, FILLING, seats=8, rates=rates, level=90.0)
     assert [(one.system, one.requests_per_s) for one in found[:3]] == [("ar", r) for r in rates]
