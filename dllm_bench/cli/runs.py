@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.cli.common import compose, open_store, print_failures, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
+from dllm_bench.metrics.accuracy import percent_of
 from dllm_bench.paths import read_settings
 from dllm_bench.registry import require_known
 from dllm_bench.runs import rescore
-from dllm_bench.site.texts import align, number, percent_of
+from dllm_bench.site.texts import align, number
 from dllm_bench.store.files import csv_rows, csv_text, matching, stored_bytes, write_atomic
 from dllm_bench.store.index import IndexedRun, RecordIndex
 from dllm_bench.store.lock import unlock

@@ -39,6 +39,11 @@ class MeanScore:
         return (self.high - self.low) / 2
 
 
+def percent_of(mean: float, low: float, high: float) -> str:
+    """Return a share in percent with the ends of its interval, which are shares too."""
+    return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
 @dataclass(frozen=True)
 class Effect:
     """Difference (ours − theirs) or ratio (ours ÷ theirs) of two sides, with interval and tests."""

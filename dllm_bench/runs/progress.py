@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from dllm_bench.core.output import console, show
 from dllm_bench.metrics import definitions
-from dllm_bench.metrics.accuracy import MeanScore, mean_score
+from dllm_bench.metrics.accuracy import MeanScore, mean_score, percent_of
 from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED, SampleStats
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord, SampleRecord
@@ -276,8 +276,8 @@ def summary(record: RunRecord) -> list[str]:
     score = record.score
     lines = [f"{record.spec.folder}"]
     if score:
-        interval = f"[{100 * score.low:.1f}, {100 * score.high:.1f}]"
-        lines.append(f"score {100 * score.mean:.1f} {interval} ({record.basis})")
+        percent = percent_of(score.mean, score.low, score.high)
+        lines.append(f"score {percent} ({record.basis})")
     if len(record.scores) > 1:
         lines.append("also: " + ", ".join(f"{k} {100 * v:.1f}" for k, v in record.scores.items()))
     lines.append(f"verdicts: {verdicts}")

@@ -22,7 +22,7 @@ from dllm_bench.benchmarks.items import in_passes
 from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.metrics.accuracy import MeanScore
+from dllm_bench.metrics.accuracy import MeanScore, percent_of
 from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.models.text import read_token_texts, read_tokenizer
 from dllm_bench.paths import user_folder
@@ -185,11 +185,6 @@ def significant(value: float | None) -> str:
 def percent(score: MeanScore | None) -> str:
     """Return a score in percent with its interval, or a dash."""
     return "–" if score is None else percent_of(score.mean, score.low, score.high)
-
-
-def percent_of(mean: float, low: float, high: float) -> str:
-    """Return a share in percent with the ends of its interval, which are shares too."""
-    return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def commit(environment: Mapping[str, Any]) -> str:

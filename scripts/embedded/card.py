@@ -11,6 +11,7 @@ from typing import Any
 
 from dllm_bench.metrics.accuracy import paired_shares
 from dllm_bench.metrics.definitions import measure
+from dllm_bench.site.texts import percent
 from dllm_bench.store.record import RunRecord
 from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
 
@@ -119,8 +120,7 @@ def _row(record: RunRecord) -> tuple[str, ...]:
     spec, score, tpf = record.spec, record.score, measure("tpf/emitted", record.samples)
     if score is None or tpf is None:
         raise ValueError(f"run {spec.short} has no score")
-    interval = f"{100 * score.mean:.1f} [{100 * score.low:.1f}, {100 * score.high:.1f}]"
-    numbers = (str(len(record.columns["id"])), interval, f"{tpf:.2f}", f"`{spec.short}`")
+    numbers = (str(len(record.columns["id"])), percent(score), f"{tpf:.2f}", f"`{spec.short}`")
     return spec.benchmark.name, spec.label, _settings(spec.decoder), *numbers
 
 
