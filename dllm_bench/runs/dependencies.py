@@ -158,11 +158,6 @@ def prepare_device(spec: RunSpec) -> None:
     inputs.require_device(spec.hardware)
 
 
-def sync(spec: RunSpec) -> None:
-    """Wait until the device has finished all its work."""
-    inputs.wait_for(spec.hardware.device)
-
-
 @dataclass(frozen=True)
 class Dependencies:
     """Functions that give a run what it needs."""
@@ -172,7 +167,7 @@ class Dependencies:
     decoder: Callable[[RunSpec], Decoder] = real_decoder
     benchmark: Callable[[RunSpec], Benchmark] = real_benchmark
     prepare: Callable[[RunSpec], None] = prepare_device  # called before the model is loaded
-    sync: Callable[[RunSpec], None] = sync  # waits for the device
+    sync: Callable[[object], None] = inputs.wait_for  # waits for a device
     clock: Callable[[], float] = time.perf_counter  # seconds, for durations
     now: Callable[[], float] = time.time  # seconds since the epoch
 

@@ -365,7 +365,7 @@ class RunSession:
     def _decode(self, decoder: Decoder, request: Request) -> tuple[Generation, float]:
         """Decode one request under the clock, see `timed`."""
         ready, model = self._ready(decoder, request), self.loaded.denoiser
-        wait = partial(self.deps.sync, self.spec)
+        wait = partial(self.deps.sync, self.spec.hardware.device)
         return timed(lambda: decoder.generate(model, ready), wait, self.deps.clock)
 
     def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:

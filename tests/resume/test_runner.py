@@ -41,7 +41,7 @@ def test_only_decoding_is_timed_between_two_waits_for_the_device(tmp_path, monke
         monkeypatch.setattr(thing, name, noted(name, getattr(thing, name)))
     parts = {"model": model, "decoder": decoder, "benchmark": benchmark}
     clock = noted("clock", lambda: float(len(events)))
-    made = fakes.deps(**parts, clock=clock, sync=noted("sync", lambda spec: None))
+    made = fakes.deps(**parts, clock=clock, sync=noted("sync", lambda device: None))
     record = run(fakes.spec(3), store=Store(tmp_path), deps=made)
     assert {"encode", "decode", "score", "append"} <= set(events)
     decoded = [event for event in events if event in ("generate", "clock")]
