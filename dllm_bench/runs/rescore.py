@@ -41,7 +41,7 @@ class Rescored:
         """Sample id -> (verdict before, verdict now), of the samples whose grade changed."""
         if self.before is None:
             return {}
-        old, new = ({**_grades(r)} for r in (self.before, self.record))
+        old, new = map(_grades, (self.before, self.record))
         return {key: (old[key][1], new[key][1]) for key in new if old.get(key) != new[key]}
 
 

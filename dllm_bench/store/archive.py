@@ -19,7 +19,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.files import lstat, open_file
+from dllm_bench.store.cache import fingerprint
+from dllm_bench.store.files import open_file
 from dllm_bench.store.spec import SHOWN
 
 MAX_RECORDS = 100_000
@@ -86,10 +87,8 @@ def archived(runs: Path) -> RunArchive:
     Raises DllmBenchError if it contains anything but files of runs.
     """
     path = archive_of(runs)
-    found = lstat(path)
-    if found is None:
-        return RunArchive({})
-    return _read(path, (found.st_mtime_ns, found.st_size, found.st_ino))
+    state = fingerprint(path)
+    return _read(path, tuple(state)) if state else RunArchive({})
 
 
 @lru_cache(maxsize=4)
