@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from huggingface_hub import constants
 from hydra import version
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
@@ -51,7 +50,7 @@ from dllm_bench.paths import ASSETS, GROUPS, IMPORTED, expanded, options, place_
 from dllm_bench.registry import check_plain_types, require_known
 from dllm_bench.store import inputs
 from dllm_bench.store.files import results_directory
-from dllm_bench.store.groups import Hardware, ModelGroup, RunConfig, default_settings
+from dllm_bench.store.groups import Hardware, ModelGroup, Plain, RunConfig, default_settings
 
 CONFIG = "run"  # conf/run.yaml
 LAUNCHER = "hydra/launcher"
@@ -66,7 +65,6 @@ FOREIGN_NAMES = read_yaml(Path(__file__).with_name("foreign_names.yaml"))
 """What settings are called in other programs -> what they are called here."""
 OPTIONAL = {field.name for field in fields(ModelSpec) if field.default is None}
 """Settings of a model that its yaml may leave out."""
-Plain = dict[str, Any]
 
 
 # The single settings, which conf/run.yaml names in its defaults list.
@@ -384,7 +382,7 @@ def check_fits(config: RunConfig) -> None:
 
 def is_cached(hub_id: str) -> bool:
     """Return whether the hub's cache has any version of a repository."""
-    return (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir()
+    return (paths.hub_cache() / f"models--{hub_id.replace('/', '--')}").is_dir()
 
 
 # --- `dllm-bench run` ----------------------------------------------------------------------------

@@ -29,11 +29,11 @@ from dllm_bench.core.output import console
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import PACKAGE
 from dllm_bench.site import compare_page, pages
-from dllm_bench.site.pages import Plain
 from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.cache import Compose, SettingsCache
 from dllm_bench.store.files import (
+    Plain,
     csv_rows,
     is_file,
     lstat,

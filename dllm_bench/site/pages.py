@@ -22,7 +22,6 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from math import isnan
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, ParseError
 
@@ -34,6 +33,7 @@ from dllm_bench.claims.findings import Findings, Paragraph
 from dllm_bench.claims.verdict import ClaimVerdict
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.texts import commit, number, significant
+from dllm_bench.store.files import Plain
 from dllm_bench.store.record import SHOWN_METRICS
 from dllm_bench.store.spec import SHOWN, slug
 from dllm_bench.tables.frame import BuiltTable
@@ -41,8 +41,6 @@ from dllm_bench.tables.render import environment
 from dllm_bench.tables.spec import parse_number
 
 TEMPLATES = Path(__file__).parent / "templates"
-Plain = dict[str, Any]
-"""Data for a template, by the names that it uses."""
 FIRST_PAGE = "index.html"
 DOWNLOADS = ("csv", "json", "tex")  # forms of a table that its page offers
 COUNT = "n"  # the column of a figure's csv with the number of samples of a point

@@ -22,8 +22,9 @@ from dllm_bench.metrics.definitions import FAMILIES, TITLES, definition, measure
 from dllm_bench.metrics.drafts import longest_draft
 from dllm_bench.registry import TARGET
 from dllm_bench.site.decoding_order import COLOURS, DecodingOrder, decoding_order
-from dllm_bench.site.pages import Page, Plain, moment, run_address, script_json
+from dllm_bench.site.pages import Page, moment, run_address, script_json
 from dllm_bench.site.texts import DecodeTokens, printable, significant, snippet
+from dllm_bench.store.files import Plain
 from dllm_bench.store.record import SCORE, RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec, leaves, setting_value
 from dllm_bench.tables.derive import measure_run

@@ -24,7 +24,6 @@ import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,7 +33,7 @@ from dllm_bench.paths import PACKAGE, cache_file, conf_dirs, options, plugin_fol
 from dllm_bench.store import inputs
 from dllm_bench.store.files import lstat, stored_bytes, write_atomic
 from dllm_bench.store.groups import KINDS, Plain, RunConfig
-from dllm_bench.store.provenance import packages
+from dllm_bench.store.provenance import installed_version, packages
 from dllm_bench.store.spec import Role, digest, split
 
 Fingerprint = list[Any]
@@ -111,7 +110,6 @@ def fingerprints(paths: Iterable[Path]) -> Fingerprint:
 # --- settings -------------------------------------------------------------------------------------
 
 KIND = "settings"
-OMEGACONF = "omegaconf"  # records do not store its version
 SKIPPED = ("assets", "__pycache__")  # assets count only if settings name them; the other is derived
 VARIABLE = re.compile(r"\$\{oc\.env:(\w+)")
 SIMPLE_PATH = re.compile(r"\$\{oc\.env:(\w+),(null|results)\}")
@@ -194,7 +192,7 @@ def made_by() -> list[str]:
         hashed.hexdigest(),
         *(f"{name}={os.environ.get(name)!r}" for name in sorted(variables)),
         *(f"{name} {installed}" for name, installed in packages().items()),
-        f"omegaconf {version(OMEGACONF)}",
+        f"omegaconf {installed_version('omegaconf')}",  # records do not store it
         platform.python_version(),
     ]
 

@@ -20,8 +20,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.spec import AUTO, NONE, OBJECT, ModelSpec
 from dllm_bench.registry import RUNTIME, TARGET
 from dllm_bench.serving.served_model import ServedModel
+from dllm_bench.store.files import Plain
 
-Plain = dict[str, Any]
 LARGEST = 2**63 - 1  # of any setting that is a whole number
 GROUPS = ("model", "decoder", "benchmark", "hardware")
 DECODERS = ("decoder", "baseline")  # the run's own, and the one it is compared with

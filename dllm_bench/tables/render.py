@@ -31,7 +31,7 @@ from markupsafe import Markup, escape
 
 from dllm_bench.metrics.definitions import DECIMALS
 from dllm_bench.paths import read_yaml
-from dllm_bench.store.files import csv_text, write_atomic
+from dllm_bench.store.files import Plain, csv_text, write_atomic
 from dllm_bench.tables.cost import cost_in_words
 from dllm_bench.tables.derive import Curve
 from dllm_bench.tables.frame import LOAD_PER_CORE, UNDEFINED, BuiltTable, Row, definition_text
@@ -51,7 +51,6 @@ SHOWN_HASH = 10  # characters
 SHOWN_RUNS = 3  # shown per row; the json file has all of them
 TIMING_MARKS = {"disturbed": "†", "elsewhere": "‡"}  # after a timing; see `frame_of`
 NO_CELL = "–"  # shown where the table has no number at all
-Plain = dict[str, Any]
 
 
 # --- files --------------------------------------------------------------------------------------
