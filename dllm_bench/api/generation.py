@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from html import escape
 from pathlib import Path
 from queue import SimpleQueue
@@ -46,7 +45,7 @@ from dllm_bench.runs.runner import ready, sample_record, timed
 from dllm_bench.runs.sessions import check_batched
 from dllm_bench.site.decoding_order import DecodingOrder, colours_of_forward, decoding_order
 from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup
-from dllm_bench.store.inputs import decoder_of, model_spec, resolve_model, wait_for
+from dllm_bench.store.inputs import decoder_of, model_spec, resolve_model
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -443,8 +442,7 @@ class PromptGenerator:
             loaded = cast(LoadedModel, self.loaded)
             model = WatchedDenoiser(loaded, request, index, on_commit)
         started_at = time.time()
-        wait = partial(wait_for, model.device)
-        generation, seconds = timed(lambda: self.decoder.generate(model, request), wait)
+        generation, seconds = timed(lambda: self.decoder.generate(model, request), model.device)
         sample = sample_record(request, generation, self.loaded, started_at, seconds=seconds)
         if on_commit is not None:
             model.finish(sample)

@@ -7,7 +7,6 @@ over the measured rate. Both ceilings are measured on the device, in the same ca
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -22,7 +21,7 @@ from dllm_bench.methods.caches import BlockCache
 from dllm_bench.methods.common import Blocks, Budget, NegEntropy, Threshold
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.store.inputs import wait_for
+from dllm_bench.runs.runner import timed
 
 DREAM_7B = {"width": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "mlp": 18944}
 SMALL = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 128}
@@ -171,14 +170,8 @@ def copied_per_s(device: str) -> float:
 
 def seconds(work: Callable[[], object], cuda: bool, repeats: int = 10) -> float:
     """Return the median time of one call after a warm-up."""
-    spent, device = [], "cuda" if cuda else "cpu"
-    for _ in range(repeats + 3):
-        wait_for(device)
-        started = time.perf_counter()
-        work()
-        wait_for(device)
-        spent.append(time.perf_counter() - started)
-    return median(spent[3:])
+    device = "cuda" if cuda else "cpu"
+    return median([timed(work, device)[1] for _ in range(repeats + 3)][3:])
 
 
 def recorded(work: Callable[[], object], cuda: bool) -> Callable[[], object]:

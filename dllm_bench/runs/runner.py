@@ -14,8 +14,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, cast
+from functools import cached_property
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded, restore_scheduling
 from dllm_bench.runs.progress import Observer, ObserverGroup, RunningMetrics
 from dllm_bench.store import provenance
-from dllm_bench.store.inputs import memory_bytes
+from dllm_bench.store.inputs import memory_bytes, wait_for
 from dllm_bench.store.record import (
     FALLBACK,
     WARNING,
@@ -47,6 +47,7 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import OpenRunFolder, Store
 
 WARMUPS = 2
+Made = TypeVar("Made")
 
 
 def run(
@@ -365,8 +366,8 @@ class RunSession:
     def _decode(self, decoder: Decoder, request: Request) -> tuple[Generation, float]:
         """Decode one request under the clock, see `timed`."""
         ready, model = self._ready(decoder, request), self.loaded.denoiser
-        wait = partial(self.deps.sync, self.spec.hardware.device)
-        return timed(lambda: decoder.generate(model, ready), wait, self.deps.clock)
+        device, deps = self.spec.hardware.device, self.deps
+        return timed(lambda: decoder.generate(model, ready), device, deps.sync, deps.clock)
 
     def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:
         """Decode one request, with the baseline too if there is one."""
@@ -420,19 +421,20 @@ class FiniteLogits:
 
 
 def timed(
-    generate: Callable[[], Generation],
-    wait: Callable[[], None],
+    work: Callable[[], Made],
+    device: object,
+    wait: Callable[[object], None] = wait_for,
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[Generation, float]:
-    """Return what `generate` returns, and its duration in seconds.
+) -> tuple[Made, float]:
+    """Return what `work` returns, and its duration in seconds.
 
     wait: waits for the device, so that its work is between the two readings of the clock.
     """
-    wait()
+    wait(device)
     started = clock()
-    generation = generate()
-    wait()
-    return generation, clock() - started
+    made = work()
+    wait(device)
+    return made, clock() - started
 
 
 def sample_record(

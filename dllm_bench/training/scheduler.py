@@ -15,7 +15,6 @@ be fixed. All runs are of one drafter with one target.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -34,10 +33,10 @@ from dllm_bench.metrics import drafts
 from dllm_bench.metrics.drafts import ObservedDraft
 from dllm_bench.models import load as loading
 from dllm_bench.registry import find
+from dllm_bench.runs.runner import timed
 from dllm_bench.serving.load_simulation import StoredDrafts
 from dllm_bench.store import inputs, provenance
 from dllm_bench.store.groups import RunConfig, setting_in
-from dllm_bench.store.inputs import wait_for
 from dllm_bench.store.spec import Role, RunSpec, digest, split
 from dllm_bench.store.store import RunEntry, read_samples, sealed_record
 
@@ -99,11 +98,7 @@ def _step_s(model: Denoiser, canvas_1L: Tensor, kv: KVCache, size: int) -> float
     plan = ForwardPlan(
         ForwardKind.VERIFY, feed, rows, store=feed, attention="block_causal", block=1
     )
-    wait_for(model.device)
-    before = time.perf_counter()
-    model.forward(canvas_1L, plan, kv).argmax(-1)
-    wait_for(model.device)
-    return time.perf_counter() - before
+    return timed(lambda: model.forward(canvas_1L, plan, kv).argmax(-1), model.device)[1]
 
 
 def profile_of(job: ProfileJob, seconds: Sequence[Sequence[float]]) -> StepProfile:
