@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from dllm_bench.core.declared import made_from
 from dllm_bench.paths import PACKAGE, read_yaml
 from dllm_bench.tables import load
 from dllm_bench.tables.spec import SCORE, PaperTable, parse_number
@@ -187,7 +188,7 @@ def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
     own_keys = ("draw", "reported", "stated")
     rest = {key: entry for key, entry in plain.items() if key not in own_keys}
     table = load.parse_table(name, {**rest, **own}, load.REPORTED_TABLES)
-    draw = _draw(plain["draw"])
+    draw = made_from(DrawSpec, plain["draw"])
     rows = {name: metric["row"] for name, metric in metrics.items() if "row" in metric}
     drawn = {name: metric["label"] for name, metric in metrics.items() if name != draw.x.metric}
     steps = load.sweep_steps(facets)
@@ -204,11 +205,6 @@ def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
         ),
         stated=tuple(_stated(name, plain.get("stated", {}), data)),
     )
-
-
-def _draw(plain: Mapping[str, Any]) -> DrawSpec:
-    front = {"front": ParetoFront(**plain["front"])} if "front" in plain else {}
-    return DrawSpec(**{**plain, "x": XAxis(**plain["x"]), **front})
 
 
 def _table_metrics(plain: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
