@@ -168,10 +168,10 @@ def copied_per_s(device: str) -> float:
     return 2 * source.numel() / seconds(lambda: target.copy_(source), cuda)
 
 
-def seconds(work: Callable[[], object], cuda: bool, repeats: int = 10) -> float:
-    """Return the median time of one call after a warm-up."""
+def seconds(work: Callable[[], object], cuda: bool) -> float:
+    """Return the median time of ten calls after three for warm-up."""
     device = "cuda" if cuda else "cpu"
-    return median([timed(work, device)[1] for _ in range(repeats + 3)][3:])
+    return median([timed(work, device)[1] for _ in range(13)][3:])
 
 
 def recorded(work: Callable[[], object], cuda: bool) -> Callable[[], object]:
