@@ -75,7 +75,7 @@ def run_in_turns(
     specs: Sequence[RunSpec],
     *,
     store: Store,
-    loggers: Sequence[Observer | None] = (),
+    loggers: Sequence[Observer | None],
     progress: Observer | None = None,
     deps: Dependencies = REAL,
 ) -> list[Exception | None]:
@@ -100,7 +100,7 @@ def run_in_turns(
         for index, session in waiting.items():
             if index not in failed:
                 # a logger has one run at a time: it begins with the last pass
-                session.observer = ObserverGroup([loggers[index] if loggers else None, progress])
+                session.observer = ObserverGroup([loggers[index], progress])
                 with _caught(failed, index, session):
                     session.finish(session.decode())
                 session.observer.close()
