@@ -93,14 +93,12 @@ def show_error(text: str) -> None:
     show(text, sys.stderr)
 
 
-def console(
-    *, stderr: bool = False, width: int | None = None, file: TextIO | None = None
-) -> Console:
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Make a rich console whose texts are cleaned; the settings are rich's own.
 
     Automatic highlighting is off, because it would cut a secret in two.
     """
-    return _console_class()(highlight=False, stderr=stderr, width=width, file=file)
+    return _console_class()(highlight=False, stderr=stderr, width=width)
 
 
 @cache

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, TextIO
+from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.workers import Ended, Failed, Worker, Workers
@@ -130,13 +130,12 @@ def run_all(
     jobs: int = 1,
     stages: Sequence[int] = (),
     after: Callable[[int], None] = lambda items: None,
-    stream: TextIO | None = None,
     deps: Dependencies = REAL,
 ) -> list[RunOutcome]:
     """Make all runs, `jobs` at a time; the outcomes are in the order of `specs`.
 
     stages: numbers of items that all runs reach before any run continues; `after` is called with
-    each once no run has fewer. stream: where progress is written, standard error by default.
+    each once no run has fewer.
     """
     unique = list(dict.fromkeys(specs))
     rounds = [*((n, _cut(unique, n)) for n in stages), (0, unique)]
@@ -146,7 +145,7 @@ def run_all(
     ]
     outcomes = {spec: RunOutcome(spec) for spec in unique}
     count = sum(len(group) for _, stage in open_rounds for group in stage)
-    with ManyRunsProgress(count, stream) as progress, Workers() as workers:
+    with ManyRunsProgress(count) as progress, Workers() as workers:
         pool = _WorkerPool(workers, jobs, store, deps, progress, outcomes)
         for items, waiting in open_rounds:
             pool.work(waiting)

@@ -274,7 +274,7 @@ def is_unsealed(store: Store, ticket: JobTicket) -> bool:
 
 
 def wait_for_jobs(
-    store: Store, progress: ManyRunsProgress, wanted: Container[str] = (), poll_s: float = POLL_S
+    store: Store, progress: ManyRunsProgress, wanted: Container[str] = ()
 ) -> list[str]:
     """Wait until all jobs are over; return a message per run that is not sealed.
 
@@ -295,7 +295,7 @@ def wait_for_jobs(
                 failed += [f"{ticket.what}: {why}"] if why else []
             for key in waiting:
                 progress.update(jobs.tickets[key].what, how_far(store, jobs, key))
-            time.sleep(poll_s if waiting else 0)
+            time.sleep(POLL_S if waiting else 0)
             jobs = SlurmJobs.of(store)
             end_impossible(jobs)
             if waiting and jobs.queued is None:

@@ -3,7 +3,7 @@
 The runner knows nothing about progress displays and loggers except that they are observers.
 
 It shows done/total, time left, the score so far with its interval, TPF and TPS. On a terminal rich
-draws a bar; on any other stream a plain line is written every ten seconds.
+draws a bar on stderr; if that is no terminal, a plain line is written every ten seconds.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Self
 
-from dllm_bench.core.output import console, show
+from dllm_bench.core.output import console, show_error
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import MeanScore, mean_score, percent_of
 from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED, SampleStats
@@ -122,19 +122,17 @@ PLAIN_EVERY_S = 10.0
 class _Display:
     """Bars below scrolling lines on a terminal; elsewhere lines alone."""
 
-    def __init__(self, stream: TextIO | None, clock: Callable[[], float]) -> None:
-        self.stream = stream or sys.stderr
-        self.clock = clock
-        self.shown_at = clock()
+    def __init__(self) -> None:
+        self.shown_at = time.monotonic()
         self.bars: Progress | None = None
         self.tasks: dict[str, TaskID] = {}  # title -> bar, "" for the bar of one run, or of all
-        if self.stream.isatty():
+        if sys.stderr.isatty():
             # only a terminal needs it, and `--help` of each command that makes runs is quicker
             from rich.progress import BarColumn, Progress, TextColumn
             from rich.table import Column
 
             text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
-            on = console(file=self.stream)
+            on = console(stderr=True)
             self.bars = Progress(BarColumn(20), text, console=on, transient=True)
 
     def line(self, text: str) -> None:
@@ -144,12 +142,12 @@ class _Display:
 
             self.bars.console.print(escape(text), highlight=False, soft_wrap=True)
         else:
-            show(text, self.stream)
+            show_error(text)
 
     def plain(self, text: str) -> None:
         """Write a line if one is due; never on a terminal."""
-        if self.bars is None and self.clock() - self.shown_at >= PLAIN_EVERY_S:
-            self.shown_at = self.clock()
+        if self.bars is None and time.monotonic() - self.shown_at >= PLAIN_EVERY_S:
+            self.shown_at = time.monotonic()
             self.line(text)
 
     def bar(self, key: str, text: str, done: int | None = None, total: int | None = None) -> None:
@@ -172,25 +170,16 @@ class _Display:
 
 
 class RunProgress(_Display, Observer):
-    """The progress of one run.
+    """The progress of one run. ends_with_line: write a line about the finished run."""
 
-    stream: standard error by default; clock: seconds, for tests; ends_with_line: write a line about
-    the finished run.
-    """
-
-    def __init__(
-        self,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        ends_with_line: bool = True,
-    ) -> None:
-        super().__init__(stream, clock)
+    def __init__(self, ends_with_line: bool = True) -> None:
+        super().__init__()
         self.ends_with_line = ends_with_line
         self.title = ""
 
     def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
         self.title = spec.folder
-        self.shown_at = self.clock()
+        self.shown_at = time.monotonic()
         if running.note:
             self.line(f"{self.title}: {running.note}")
         if running.done:
@@ -207,19 +196,16 @@ class RunProgress(_Display, Observer):
 
 
 class ManyRunsProgress(_Display):
-    """The progress of many runs: a line per finished run, and the progress of current ones.
-
-    total: number of runs; stream: standard error by default; clock: seconds, for tests.
+    """The progress of many runs, `total` of them: a line per finished run, and the progress of
+    current ones.
     """
 
-    def __init__(
-        self, total: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(stream, clock)
+    def __init__(self, total: int) -> None:
+        super().__init__()
         self.total = total
         self.done = 0
         self.current: dict[str, str] = {}  # title -> progress of the run
-        self.started = clock()
+        self.started = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -246,7 +232,7 @@ class ManyRunsProgress(_Display):
 
     def overall(self) -> str:
         """Return finished runs, and the time left at their pace."""
-        pace_s = (self.clock() - self.started) / self.done if self.done else None
+        pace_s = (time.monotonic() - self.started) / self.done if self.done else None
         left = duration(pace_s * (self.total - self.done) if pace_s is not None else None)
         return f"{self.done}/{self.total} runs, ETA {left}"
 

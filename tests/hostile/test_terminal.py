@@ -79,7 +79,8 @@ def test_progress_shows_no_code_and_no_secret(tty: bool, monkeypatch: pytest.Mon
     monkeypatch.setenv("TERM", "xterm")
     output.keep_out(KEY)
     stream = Terminal() if tty else io.StringIO()
-    with ManyRunsProgress(2, stream) as progress:
+    monkeypatch.setattr("sys.stderr", stream)
+    with ManyRunsProgress(2) as progress:
         progress.update("a", f"{HOSTILE} {KEY}")
         progress.update("[b]", "5/9")
         if tty:

@@ -19,6 +19,7 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import workers
 from dllm_bench.launch.local import groups, run_all, take_next
+from dllm_bench.runs import progress
 from dllm_bench.runs.progress import ManyRunsProgress, RunningMetrics, RunProgress, duration
 from dllm_bench.runs.runner import run, run_in_turns
 from dllm_bench.store.store import Store
@@ -29,34 +30,34 @@ from tests.sample_stats import sample
 SPECS = [fakes.spec(n) for n in (3, 4, 5, 6)]
 
 
-def test_one_after_the_other(tmp_path: Path) -> None:
-    store, stream = Store(tmp_path), io.StringIO()
+def test_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    store = Store(tmp_path)
     decoder = fakes.Mixed(fakes.FakeDecoder(), {4: fakes.BrokenDecoder()})
-    outcomes = run_all(SPECS, store=store, stream=stream, deps=fakes.deps(decoder=decoder))
+    outcomes = run_all(SPECS, store=store, deps=fakes.deps(decoder=decoder))
     assert [o.error for o in outcomes] == ["", "ZeroDivisionError: by design", "", ""]
     assert [store.state(spec) for spec in SPECS] == ["sealed", "failed", "sealed", "sealed"]
-    text = stream.getvalue()
+    text = capsys.readouterr().err
     assert text.count(": done") == 3 and "[4/4]" in text and "by design" in text
-    again = run_all([*SPECS, SPECS[0]], store=store, stream=stream, deps=fakes.deps())
+    again = run_all([*SPECS, SPECS[0]], store=store, deps=fakes.deps())
     assert [o.error for o in again] == [""] * 5
-    assert stream.getvalue().removeprefix(text).count("[1/1]") == 1, "only the failed one is made"
+    assert capsys.readouterr().err.count("[1/1]") == 1, "only the failed one is made"
 
 
 @pytest.mark.exhaustive
-def test_workers_share_the_runs_and_survive_a_dead_one(tmp_path: Path) -> None:
-    store, stream, log = Store(tmp_path / "runs"), io.StringIO(), tmp_path / "calls"
+def test_workers_share_the_runs_and_survive_a_dead_one(tmp_path, capsys) -> None:
+    store, log = Store(tmp_path / "runs"), tmp_path / "calls"
     kinds = {4: fakes.DyingDecoder(), 6: fakes.BrokenDecoder()}
     decoder = fakes.Mixed(fakes.FakeDecoder(log=log), kinds)
     specs = [*SPECS, fakes.spec(7)]
-    outcomes = run_all(specs, store=store, jobs=2, stream=stream, deps=fakes.deps(decoder=decoder))
+    outcomes = run_all(specs, store=store, jobs=2, deps=fakes.deps(decoder=decoder))
     assert [bool(o.error) for o in outcomes] == [False, True, False, True, False]
     assert "exit code -9" in outcomes[1].error and "by design" in outcomes[3].error
     assert str(os.getpid()) not in {pid for pid, _ in fakes.calls(log)}
-    assert "[5/5]" in stream.getvalue()
+    assert "[5/5]" in capsys.readouterr().err
     for n in (3, 5, 7):
         alone = run(fakes.spec(n), store=Store(tmp_path / "alone"), deps=fakes.deps())
         assert fakes.timeless(store.record(fakes.spec(n))) == fakes.timeless(alone)
-    healed = run_all(specs, store=store, stream=stream, deps=fakes.deps())
+    healed = run_all(specs, store=store, deps=fakes.deps())
     assert not any(o.error for o in healed)
 
 
@@ -122,7 +123,7 @@ def test_runs_of_several_passes_take_turns_with_those_of_their_model(tmp_path: P
     log, store = tmp_path / "calls", Store(tmp_path / "runs")
     made = fakes.deps(decoder=fakes.FakeDecoder(log=log), benchmark=fakes.Repeating())
     specs = [fakes.repeating(3), fakes.repeating(4), fakes.repeating(3, model={"name": "other"})]
-    outcomes = run_all(specs, store=store, stream=io.StringIO(), deps=made)
+    outcomes = run_all(specs, store=store, deps=made)
     assert [o.error for o in outcomes] == ["", "", ""]
     firsts = [0] * (2 + 3) + [0] * (2 + 4)  # two warm-ups and the items
     turns, alone = [*firsts, *[1] * 7, *[2] * 7], [0] * (2 + 3) + [1] * 3 + [2] * 3
@@ -143,30 +144,32 @@ def test_all_runs_have_a_number_of_items_before_any_has_more(jobs: int, tmp_path
         records = [store.largest_record(spec) for spec in specs]
         seen.append((items, [record.items if record else 0 for record in records]))
 
-    given = {"jobs": jobs, "stream": io.StringIO(), "deps": fakes.deps()}
-    outcomes = run_all(specs, store=store, stages=(3, 6), after=after, **given)
+    deps = fakes.deps()
+    outcomes = run_all(specs, store=store, jobs=jobs, stages=(3, 6), after=after, deps=deps)
     assert not any(outcome.error for outcome in outcomes)
     assert seen == [(3, [3, 3, 3]), (6, [6, 3, 6])]
     assert [record and record.items for record in map(store.record, specs)] == [9, 4, 12]
 
 
-def test_a_run_that_fails_in_a_pass_is_not_tried_again_in_the_next(tmp_path: Path) -> None:
-    stream, specs = io.StringIO(), [fakes.repeating(4), fakes.repeating(3)]
+def test_a_run_that_fails_in_a_pass_is_not_tried_again_in_the_next(tmp_path, capsys) -> None:
+    specs = [fakes.repeating(4), fakes.repeating(3)]
     decoder = fakes.Mixed(fakes.FakeDecoder(), {4: fakes.BrokenDecoder()})
     made = fakes.deps(decoder=decoder, benchmark=fakes.Repeating())
-    outcomes = run_all(specs, store=Store(tmp_path), stream=stream, deps=made)
+    outcomes = run_all(specs, store=Store(tmp_path), deps=made)
     assert [o.error for o in outcomes] == ["ZeroDivisionError: by design", ""]
-    assert stream.getvalue().count("by design") == 1 and "[2/2]" in stream.getvalue()
+    said = capsys.readouterr().err
+    assert said.count("by design") == 1 and "[2/2]" in said
 
 
-def test_the_progress_line_of_a_run(tmp_path: Path) -> None:
+def test_the_progress_line_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
+    monkeypatch.setattr(progress, "time", Mock(monotonic=lambda: now[0]))
     plain, terminal = io.StringIO(), Terminal()
     made = fakes.deps(decoder=fakes.FakeDecoder(clock=now, pause_s=3.0), clock=lambda: now[0])
     for stream, root in ((plain, "a"), (terminal, "b")):
         now[0] = 0.0
-        line = RunProgress(stream, clock=lambda: now[0])
-        run(fakes.spec(12), store=Store(tmp_path / root), progress=line, deps=made)
+        monkeypatch.setattr("sys.stderr", stream)
+        run(fakes.spec(12), store=Store(tmp_path / root), progress=RunProgress(), deps=made)
     shown = plain.getvalue().splitlines()
     assert len(shown) == 4, "after 12, 24 and 36 of 42 seconds, two warm-ups included; the end"
     assert "2/12 · ETA 0:30 · score" in shown[0]
@@ -189,15 +192,16 @@ def test_a_resumed_run_says_so_and_estimates_by_its_own_pace() -> None:
     assert [duration(s) for s in (None, 59.6, 3723)] == ["–", "1:00", "1:02:03"]
 
 
-def test_the_progress_of_many_runs() -> None:
-    now, stream = [0.0], io.StringIO()
-    progress = ManyRunsProgress(10, stream, clock=lambda: now[0])
-    progress.update("a", "1/9")
-    assert stream.getvalue() == ""
+def test_the_progress_of_many_runs(monkeypatch, capsys) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", Mock(monotonic=lambda: now[0]))
+    shown = ManyRunsProgress(10)
+    shown.update("a", "1/9")
+    assert capsys.readouterr().err == ""
     now[0] = 30.0
-    progress.end("b", "done")
-    progress.update("a", "5/9")
-    assert stream.getvalue() == "[1/10] b: done\n1/10 runs, ETA 4:30 | a: 5/9\n"
+    shown.end("b", "done")
+    shown.update("a", "5/9")
+    assert capsys.readouterr().err == "[1/10] b: done\n1/10 runs, ETA 4:30 | a: 5/9\n"
 
 
 @pytest.mark.parametrize("kills", [1, workers.START_TRIES])

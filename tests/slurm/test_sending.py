@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import signal
 import subprocess
@@ -105,13 +104,14 @@ def test_devices_and_cores_follow_from_the_hardware(cluster: Cluster, tmp_path: 
 
 
 def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, capsys, monkeypatch
 ) -> None:
+    monkeypatch.setattr(slurm, "POLL_S", 0.0)
     store, specs = Store(tmp_path / "runs"), [fakes.spec(3), fakes.spec(4)]
     waiting = {store.path(s).relative_to(store.root).as_posix(): SlurmRun(s, store) for s in specs}
     submit(waiting, store=store, hardware=CPU)
     cluster.says("1_0 RUNNING", "1_1 PENDING")
-    stream, steps = io.StringIO(), iter(range(9))
+    steps = iter(range(9))
 
     class Watching(ManyRunsProgress):
         def update(self, title: str, text: str) -> None:
@@ -120,9 +120,10 @@ def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
                 run(specs[0], store=store, deps=fakes.deps())
                 cluster.says()
 
-    failed = slurm.wait_for_jobs(store, Watching(0, stream), poll_s=0.0)
+    failed = slurm.wait_for_jobs(store, Watching(0))
     assert len(failed) == 1 and re.search(r"its job 1_1 is over, log: .*1_1", failed[0])
-    assert "[1/2]" in stream.getvalue() and "done" in stream.getvalue()
+    said = capsys.readouterr().err
+    assert "[1/2]" in said and "done" in said
     (cluster.folder / "squeue").write_text("#!/bin/sh\nexit 1\n")
     asked = PlannedRun((), CellState.PARTIAL, "", "half", specs[1])
     told = with_job(asked, slurm.SlurmJobs.of(store))
