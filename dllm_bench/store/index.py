@@ -16,7 +16,7 @@ import hashlib
 import json
 import lzma
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
@@ -219,20 +219,13 @@ class RecordIndex:
 
     def sealed(self) -> Iterator[IndexedRun]:
         """Yield every sealed run, by path; damaged ones are left out."""
-        sealed = ((folder, mark) for folder, mark in self.folders() if mark)
-        return (run for _, run in self._runs(sealed) if isinstance(run, IndexedRun))
-
-    def runs(self) -> Iterator[tuple[Path, IndexedRun | RunEntry | DllmBenchError]]:
-        """Yield each run folder, by path, with its information: for a sealed run from the index,
-        otherwise from the folder now, or the reason why that cannot be read.
-        """
-        return self._runs(self.folders())
+        return (run for _, run in self.runs(sealed=True) if isinstance(run, IndexedRun))
 
     def entries(self, unreadable: list[str]) -> Iterator[RunEntry]:
         """Yield every run folder, by path, with `IndexedRun.record` instead of a sealed run's
         record. For a run that cannot be read, a message is added to `unreadable` instead.
         """
-        for folder, run in self._runs(self.folders(), own=True):
+        for folder, run in self.runs(own=True):
             try:
                 entry = self._entry(folder, run) if isinstance(run, IndexedRun) else run
             except (DllmBenchError, KeyError) as error:  # KeyError: changed since it was listed
@@ -242,14 +235,17 @@ class RecordIndex:
             else:
                 unreadable.append(str(entry))
 
-    def _runs(
-        self, folders: Iterable[tuple[Path, Fingerprint]], own: bool = False
+    def runs(
+        self, sealed: bool = False, own: bool = False
     ) -> Iterator[tuple[Path, IndexedRun | RunEntry | DllmBenchError]]:
-        """Yield what `runs` does for these folders, then write new values.
+        """Yield each run folder, by path, with its information: for a sealed run from the index,
+        otherwise from the folder now, or the reason why that cannot be read. Then write new values.
 
-        own: without values that came with an archive.
+        sealed: only folders with a record; own: without values that came with an archive.
         """
-        for folder, mark in folders:
+        for folder, mark in self.folders():
+            if sealed and not mark:
+                continue
             known = self._get(folder, mark)
             try:
                 run = known if known and (known.is_own or not own) else self._read(folder, mark)
