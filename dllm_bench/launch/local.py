@@ -57,14 +57,13 @@ def run(
     logger: the one of the run's configuration by default.
     """
     check_session(spec)
-    session = session_class(spec)
     logger = logger or make_logger(spec)
     if spec.hardware.several and store.record(spec) is None:
         from dllm_bench.launch.processes import run_on_processes  # imports torch.distributed
 
-        return run_on_processes(spec, store, ObserverGroup([logger, progress]), deps, session)
+        return run_on_processes(spec, store, ObserverGroup([logger, progress]), deps)
     return run_in_session(
-        spec, store=store, logger=logger, progress=progress, deps=deps, session=session
+        spec, store=store, logger=logger, progress=progress, deps=deps, session=session_class(spec)
     )
 
 

@@ -27,8 +27,9 @@ from dllm_bench.launch.workers import GRACE_S, Ended, Failed, Worker, Workers
 from dllm_bench.parallel import AnnouncingDecoder, RankGroup
 from dllm_bench.runs.dependencies import Dependencies, Loaded
 from dllm_bench.runs.progress import Observer, RunningMetrics
-from dllm_bench.runs.runner import WARMUPS, RunSession, prepare
+from dllm_bench.runs.runner import WARMUPS, prepare
 from dllm_bench.runs.runner import run as run_here
+from dllm_bench.runs.sessions import session_class
 from dllm_bench.store import provenance
 from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
@@ -40,16 +41,15 @@ DECODED, SEALED = "its share of the requests is decoded", "the run is sealed"
 
 
 def run_on_processes(
-    spec: RunSpec, store: Store, observer: Observer, deps: Dependencies, session: type[RunSession]
+    spec: RunSpec, store: Store, observer: Observer, deps: Dependencies
 ) -> RunRecord:
     """Return the record of `spec`, made by as many processes as its hardware says."""
     check(spec, deps)
-    replicas = spec.hardware.replicas
     try:
         with tempfile.TemporaryDirectory() as folder:
             processes = [
-                RunProcess(spec, store, deps, session, folder, group, rank)
-                for group in range(replicas)
+                RunProcess(spec, store, deps, folder, group, rank)
+                for group in range(spec.hardware.replicas)
                 for rank in range(spec.hardware.group_size)
             ]
             _make(processes, observer)
@@ -89,7 +89,6 @@ class RunProcess:
     spec: RunSpec
     store: Store
     deps: Dependencies
-    session_class: type[RunSession]
     folder: str  # temporary folder where the processes of a group meet
     group: int  # index of its group
     rank: int  # index within its group
@@ -109,16 +108,16 @@ class RunProcess:
             return
         deps = self.deps if group is None else announcing(self.deps, spec, group)
         report = _ReportToParent(pipe)
-        replicas = spec.hardware.replicas
-        if replicas > 1:
-            with self.store.share(spec, self.group, replicas, self.session, self.zero_s) as share:
+        kind = session_class(spec)
+        if spec.hardware.replicas > 1:
+            with self.store.share(spec, self.group, self.session, self.zero_s) as share:
                 prepared = prepare(spec, deps)
-                self.session_class(spec, deps, *prepared, share, report).decode()
+                kind(spec, deps, *prepared, share, report).decode()
             pipe.send(DECODED)
             if self.index == 0:
                 pipe.recv()  # the parent says that the others have decoded their shares too
         if self.index == 0:
-            run_here(spec, store=self.store, progress=report, deps=deps, session=self.session_class)
+            run_here(spec, store=self.store, progress=report, deps=deps, session=kind)
             pipe.send(SEALED)
         if group is not None:
             group.leave()

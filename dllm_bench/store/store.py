@@ -207,16 +207,14 @@ class Store:
                 reported = owner
             time.sleep(WAIT_S)
 
-    def share(
-        self, spec: RunSpec, index: int, of: int, session: int, zero_s: float = 0
-    ) -> RunShare:
-        """Return a share of a run whose folder another process has open: every `of`-th request from
-        `index` on. The finished samples are those of all processes.
+    def share(self, spec: RunSpec, index: int, session: int, zero_s: float = 0) -> RunShare:
+        """Return a share of a run whose folder another process has open, see `RunShare`. The
+        finished samples are those of all processes.
         """
         folder = self.path(spec)
-        lock, samples = Lock(folder / LOCK), read_samples(folder)
+        lock, done = Lock(folder / LOCK), read_samples(folder)
         return RunShare(
-            folder, spec, lock, samples=samples, zero_s=zero_s, index=index, of=of, session=session
+            folder, spec, lock, samples=done, zero_s=zero_s, index=index, session=session
         )
 
 
@@ -698,13 +696,13 @@ class OpenRunFolder:
 
 @dataclass
 class RunShare(OpenRunFolder):
-    """One process's share of a run's requests: every `of`-th, from `index` on.
+    """One process's share of the requests of a run on several replicas: from `index` on, as many
+    apart as there are replicas.
 
     The process that started the shares holds the folder's lock.
     """
 
     index: int = 0
-    of: int = 1
     session: int = 0  # index of the session that all shares belong to
 
     @property
@@ -712,7 +710,7 @@ class RunShare(OpenRunFolder):
         return self.folder / SHARED.format(self.index)
 
     def wants(self, turn: int, key: str) -> bool:
-        return turn % self.of == self.index and super().wants(turn, key)
+        return turn % self.spec.hardware.replicas == self.index and super().wants(turn, key)
 
     def expect(self, total: int) -> None:
         if self.index == 0:

@@ -215,7 +215,7 @@ def test_deleting_the_lock_file_lets_no_two_writers_in(store: Store) -> None:
 def test_a_file_or_a_folder_deleted_under_a_run_is_noticed_at_the_next_line(store: Store) -> None:
     folder = store.path(SPEC_N)
     first, second, *_ = read_samples(folder).values()
-    with store.share(SPEC_N, 0, 2, 0) as share:
+    with store.share(SPEC_N, 0, 0) as share:
         share.append(first)
         share.samples_file.unlink()
         with pytest.raises(DllmBenchError, match="was deleted or replaced"):
