@@ -273,9 +273,7 @@ def is_unsealed(store: Store, ticket: JobTicket) -> bool:
     return bool(ticket.run) and not record_fingerprint(Path(store.root) / ticket.what)
 
 
-def wait_for_jobs(
-    store: Store, progress: ManyRunsProgress, wanted: Container[str] = ()
-) -> list[str]:
+def wait_for_jobs(store: Store, wanted: Container[str] = ()) -> list[str]:
     """Wait until all jobs are over; return a message per run that is not sealed.
 
     Raises DllmBenchError if SLURM does not answer or can never start a job (`end_impossible`).
@@ -283,8 +281,8 @@ def wait_for_jobs(
     """
     jobs = SlurmJobs.of(store)
     waiting = [key for key in jobs.tickets if key in wanted or jobs.is_active(key)]
-    progress.total, failed = len(waiting), list[str]()
-    with progress:
+    failed = list[str]()
+    with ManyRunsProgress(len(waiting)) as progress:
         while waiting:
             over = [key for key in waiting if not jobs.is_active(key)]
             waiting = [key for key in waiting if jobs.is_active(key)]

@@ -19,7 +19,6 @@ from dllm_bench.launch import slurm
 from dllm_bench.launch.local import run_all
 from dllm_bench.launch.slurm import SlurmJobs
 from dllm_bench.runs.dependencies import REAL, Dependencies
-from dllm_bench.runs.progress import ManyRunsProgress
 from dllm_bench.store import inputs
 from dllm_bench.store.inputs import resolve_hardware
 from dllm_bench.store.spec import RunSpec, digest
@@ -57,7 +56,7 @@ def submit(
     for line in send(runs, store, settings):
         show(line)
     hashes = {run.spec.identity_hash for run in runs if run.open and run.spec}
-    return slurm.wait_for_jobs(store, ManyRunsProgress(0), hashes) if wait else []
+    return slurm.wait_for_jobs(store, hashes) if wait else []
 
 
 def send(

@@ -27,7 +27,6 @@ import pytest
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.launch import slurm
 from dllm_bench.launch.slurm import submit
-from dllm_bench.runs.progress import ManyRunsProgress
 from dllm_bench.runs.runner import run
 from dllm_bench.store.groups import Hardware
 from dllm_bench.store.spec import RunSpec
@@ -215,7 +214,7 @@ def test_a_job_waits_for_what_it_reads(sweep: Sweep, tmp_path: Path) -> None:
     made, failed = job("sleep 1; touch model"), job("exit 1")
     job("cp model result", made)
     job("touch never", failed)
-    assert slurm.wait_for_jobs(store, ManyRunsProgress(0)) == []
+    assert slurm.wait_for_jobs(store) == []
     assert (tmp_path / "result").exists()
     assert not (tmp_path / "never").exists(), "not begun, since what it waits for failed"
 
@@ -234,7 +233,7 @@ def test_a_table_survives_what_befalls_its_jobs(sweep, tmp_path) -> None:
     store, folder, specs, sent = sweep
     tell_that_time_is_over(sent["timed-out"], life=2)
     asked = {spec.identity_hash for spec in specs.values()}
-    failed = slurm.wait_for_jobs(store, ManyRunsProgress(0), asked)
+    failed = slurm.wait_for_jobs(store, asked)
 
     assert len(failed) == 1 and sent["dead"].log in failed[0], controller_log()
     planned = planned_small(store, TINY)

@@ -120,7 +120,8 @@ def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
                 run(specs[0], store=store, deps=fakes.deps())
                 cluster.says()
 
-    failed = slurm.wait_for_jobs(store, Watching(0))
+    monkeypatch.setattr(slurm, "ManyRunsProgress", Watching)
+    failed = slurm.wait_for_jobs(store)
     assert len(failed) == 1 and re.search(r"its job 1_1 is over, log: .*1_1", failed[0])
     said = capsys.readouterr().err
     assert "[1/2]" in said and "done" in said
