@@ -38,6 +38,7 @@ from dllm_bench.site.texts import (
     commit,
     number,
     printable,
+    printable_lines,
     requests_of,
     snippet,
     token_decoder,
@@ -229,8 +230,7 @@ def show_generated(arguments: Namespace) -> int:
 
 def show_canvas(live: Live, committed: Committed) -> None:
     """Draw the text so far, masked positions dimmed."""
-    lines = [printable(line) for line in committed.text.split("\n")]
-    drawn = Text("\n".join([*lines, f"forward {committed.forward}"]))
+    drawn = Text(f"{printable_lines(committed.text)}\nforward {committed.forward}")
     drawn.highlight_regex(f"{MASK}+", DIM)
     live.update(drawn, refresh=True)
 

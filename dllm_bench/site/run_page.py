@@ -23,7 +23,7 @@ from dllm_bench.metrics.drafts import longest_draft
 from dllm_bench.registry import TARGET
 from dllm_bench.site.decoding_order import COLOURS, DecodingOrder, decoding_order
 from dllm_bench.site.pages import Page, moment, run_address, script_json
-from dllm_bench.site.texts import DecodeTokens, printable, significant, snippet
+from dllm_bench.site.texts import DecodeTokens, printable_lines, significant, snippet
 from dllm_bench.store.files import Plain
 from dllm_bench.store.record import SCORE, RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec, leaves, setting_value
@@ -190,11 +190,6 @@ def text_numbers() -> TextNumbers:
     return defaultdict(count().__next__)
 
 
-def visible(text: str) -> str:
-    """Return the text with invisible characters written out; line ends stay."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
 def scripts(
     record: RunRecord,
     samples: Mapping[str, SampleRecord],
@@ -234,11 +229,11 @@ def pack_decoding_order(order: DecodingOrder, numbers: TextNumbers) -> Plain:
         if any(column := [getattr(step, name) for step in order.steps]):
             steps[name] = column
     if "drafted" in steps:
-        steps["drafted"] = [[numbers[visible(t)] for t in drafted] for drafted in steps["drafted"]]
+        steps["drafted"] = [[numbers[printable_lines(t)] for t in row] for row in steps["drafted"]]
     if "inserted" in steps:
         steps["filled"] = [step.filled for step in order.steps]
     return {
-        "tokens": [numbers[visible(token.text)] for token in order.tokens],
+        "tokens": [numbers[printable_lines(token.text)] for token in order.tokens],
         "born": [-1 if token.born is None else token.born for token in order.tokens],
         "steps": steps,
         **{name: getattr(order, name) for name in ("borders", "ends", "end", "ended_by")},

@@ -210,6 +210,11 @@ def printable(text: str) -> str:
     return "".join(repr(character)[1:-1] for character in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return the text as `printable` does; line ends stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def snippet(text: str) -> str:
     """Return the beginning of a text as one line."""
     line = " ".join(text.split())

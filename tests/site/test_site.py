@@ -215,7 +215,7 @@ def test_the_viewer_gets_the_whole_filling(make: Any) -> None:
     words = site_samples.text_numbers()
     packed = json.loads(site_pages.script_json(site_samples.pack_decoding_order(order, words)))
     texts = list(words)
-    shown = [site_samples.visible(token.text) for token in order.tokens]
+    shown = [site_texts.printable_lines(token.text) for token in order.tokens]
     assert [texts[n] for n in packed["tokens"]] == shown
     assert packed["born"] == [-1 if t.born is None else t.born for t in order.tokens]
     for index, step in enumerate(order.steps):
