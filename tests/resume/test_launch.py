@@ -20,7 +20,6 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import workers
 from dllm_bench.launch.local import groups, run_all, take_next
 from dllm_bench.runs import progress
-from dllm_bench.runs.progress import ManyRunsProgress, RunningMetrics, RunProgress, duration
 from dllm_bench.runs.runner import run, run_in_turns
 from dllm_bench.store.store import Store
 from tests.hostile.test_terminal import Terminal
@@ -144,8 +143,7 @@ def test_all_runs_have_a_number_of_items_before_any_has_more(jobs: int, tmp_path
         records = [store.largest_record(spec) for spec in specs]
         seen.append((items, [record.items if record else 0 for record in records]))
 
-    deps = fakes.deps()
-    outcomes = run_all(specs, store=store, jobs=jobs, stages=(3, 6), after=after, deps=deps)
+    outcomes = run_all(specs, store=store, jobs=jobs, stages=(3, 6), after=after, deps=fakes.deps())
     assert not any(outcome.error for outcome in outcomes)
     assert seen == [(3, [3, 3, 3]), (6, [6, 3, 6])]
     assert [record and record.items for record in map(store.record, specs)] == [9, 4, 12]
@@ -166,10 +164,10 @@ def test_the_progress_line_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(progress, "time", Mock(monotonic=lambda: now[0]))
     plain, terminal = io.StringIO(), Terminal()
     made = fakes.deps(decoder=fakes.FakeDecoder(clock=now, pause_s=3.0), clock=lambda: now[0])
-    for stream, root in ((plain, "a"), (terminal, "b")):
+    for stream, root in ((plain, tmp_path / "a"), (terminal, tmp_path / "b")):
         now[0] = 0.0
         monkeypatch.setattr("sys.stderr", stream)
-        run(fakes.spec(12), store=Store(tmp_path / root), progress=RunProgress(), deps=made)
+        run(fakes.spec(12), store=Store(root), progress=progress.RunProgress(), deps=made)
     shown = plain.getvalue().splitlines()
     assert len(shown) == 4, "after 12, 24 and 36 of 42 seconds, two warm-ups included; the end"
     assert "2/12 · ETA 0:30 · score" in shown[0]
@@ -181,7 +179,7 @@ def test_the_progress_line_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_resumed_run_says_so_and_estimates_by_its_own_pace() -> None:
-    running = RunningMetrics(total=100)
+    running = progress.RunningMetrics(total=100)
     for _ in range(50):
         running.add(sample(), None)
     assert running.eta_s is None
@@ -189,13 +187,13 @@ def test_a_resumed_run_says_so_and_estimates_by_its_own_pace() -> None:
     running.add(sample(), None, session_s=4.0)
     assert running.eta_s == 2.0 * 48
     assert running.score() is None
-    assert [duration(s) for s in (None, 59.6, 3723)] == ["–", "1:00", "1:02:03"]
+    assert [progress.duration(s) for s in (None, 59.6, 3723)] == ["–", "1:00", "1:02:03"]
 
 
 def test_the_progress_of_many_runs(monkeypatch, capsys) -> None:
     now = [0.0]
     monkeypatch.setattr(progress, "time", Mock(monotonic=lambda: now[0]))
-    shown = ManyRunsProgress(10)
+    shown = progress.ManyRunsProgress(10)
     shown.update("a", "1/9")
     assert capsys.readouterr().err == ""
     now[0] = 30.0

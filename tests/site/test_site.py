@@ -47,6 +47,7 @@ from dllm_bench.tables.render import prose
 from scripts import update_reference
 from scripts.update_reference import add, pack, prune
 from tests.site import builders
+from tests.unit.test_index import PACKED
 
 
 class Parsed(HTMLParser):
@@ -365,9 +366,6 @@ def test_the_command_refuses_what_it_cannot_do(root, tmp_path, capsys) -> None:
     (tmp_path / "site").write_text("")
     assert main(["report", "--results", str(root), "--out", str(tmp_path / "site")]) == 2
     assert "which is a file" in capsys.readouterr().err
-
-
-PACKED = "runs.tar.xz"
 
 
 def test_costs_are_judged_by_all_sealed_runs_as_in_a_table(tmp_path, monkeypatch) -> None:

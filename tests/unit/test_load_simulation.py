@@ -43,7 +43,6 @@ from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.serving.load_simulation import (
     DraftedText,
     DraftOutcome,
-    NewLengthRule,
     ServingSystem,
     StoredDraft,
     StoredDrafts,
@@ -113,18 +112,15 @@ def sample(generation: Generation) -> tuple[Trace, Sequence[int], Sequence[int]]
     return trace, generation.born, generation.ids
 
 
-def rule_of(name: str, profile: StepProfile = FLAT, **settings: Any) -> NewLengthRule:
-    return partial(length_rule, {"rule": name, **settings}, profile)
-
-
-CASES: list[tuple[str, VerifyLength, NewLengthRule]] = [
-    ("ngram", FixedLength(), rule_of("fixed")),
-    ("spoiled", FixedLength(2), rule_of("fixed", tokens=2)),
-    ("spoiled", SurvivalThreshold(0.6, SCALE), rule_of("threshold", tau=0.6)),
-    ("spoiled", HardwareAwareLength(KNEE, SCALE), rule_of("hardware_aware", KNEE)),
-    ("spoiled", AsynchronousLength(KNEE, SCALE), rule_of("asynchronous", KNEE)),
-    ("dspark", HardwareAwareLength(KNEE, SCALE), rule_of("hardware_aware", KNEE)),
+CASES: list[tuple[str, VerifyLength, dict[str, Any]]] = [
+    ("ngram", FixedLength(), {"rule": "fixed"}),
+    ("spoiled", FixedLength(2), {"rule": "fixed", "tokens": 2}),
+    ("spoiled", SurvivalThreshold(0.6, SCALE), {"rule": "threshold", "tau": 0.6}),
+    ("spoiled", HardwareAwareLength(KNEE, SCALE), {"rule": "hardware_aware"}),
+    ("spoiled", AsynchronousLength(KNEE, SCALE), {"rule": "asynchronous"}),
+    ("dspark", HardwareAwareLength(KNEE, SCALE), {"rule": "hardware_aware"}),
 ]
+WHOLE_DRAFTS = partial(length_rule, {"rule": "fixed"}, FLAT)
 
 
 @pytest.mark.parametrize("requests", [[ONE], SEVERAL], ids=["alone", "batch"])
@@ -133,10 +129,10 @@ def test_rounds_are_those_of_the_loop(name, piece, rule, requests, folder, targe
     decoder = SpeculativeDecoder(drafter(name, folder), length=piece)
     traces = [found.trace.forwards for found in generate_batch(decoder, target, requests)]
     real = [[row for row in rows if row.kind == ForwardKind.VERIFY] for rows in traces]
-    unverified = replace(decoder, length=FixedLength(0))
+    unverified, new_rule = replace(decoder, length=FixedLength(0)), partial(length_rule, rule, KNEE)
     texts = StoredDrafts.of(map(sample, generate_batch(unverified, target, requests))).served(SCALE)
     assert len(texts) == sum(request.max_new_tokens > 1 for request in requests)
-    steps = simulate(ServingSystem(name, texts, rule), FLAT, len(texts)).steps
+    steps = simulate(ServingSystem(name, texts, new_rule), FLAT, len(texts)).steps
     assert [step.requests for step in steps] == [
         sum(len(rows) > k for rows in real) for k in range(len(steps))
     ]
@@ -302,7 +298,7 @@ def test_a_load_is_simulated_from_stored_runs(stored, texts, tmp_path, command) 
     assert len(shown) == 1 + len(points)
     assert [float(p["tokens_per_s_user"]) for p in points[:2]] == pytest.approx([100.0, 100.0])
     texts = StoredDrafts.of(map(sample, texts)).halves()[1].served()
-    steps = simulate(ServingSystem("", texts, rule_of("fixed")), FLAT, 1).steps
+    steps = simulate(ServingSystem("", texts, WHOLE_DRAFTS), FLAT, 1).steps
     rate = sum(step.committed for step in steps) / len(steps)
     assert float(points[2]["tokens_per_round"]) == pytest.approx(rate)
     shown = command(f"{asking} --arrivals 5,50 --level 50 --requests 2").splitlines()
@@ -339,12 +335,12 @@ def drawn(n: int, tokens: int, rates: Sequence[float], seed: int = 0) -> list[Dr
 
 
 RULES = {
-    "ar": rule_of("none"),
-    "fixed": rule_of("fixed", tokens=3),
-    "all": rule_of("fixed"),
-    "threshold": rule_of("threshold", tau=0.5),
-    "hardware_aware": rule_of("hardware_aware", FILLING),
-    "asynchronous": rule_of("asynchronous", FILLING),
+    "ar": {"rule": "none"},
+    "fixed": {"rule": "fixed", "tokens": 3},
+    "all": {"rule": "fixed"},
+    "threshold": {"rule": "threshold", "tau": 0.5},
+    "hardware_aware": {"rule": "hardware_aware"},
+    "asynchronous": {"rule": "asynchronous"},
 }
 
 
@@ -354,7 +350,7 @@ def test_tokens_and_time_are_conserved_and_seats_are_filled(name, wait_s) -> Non
     rng = np.random.default_rng(3)
     sizes = [(int(n), rng.random(k)) for n, k in rng.integers((1, 0), (60, 6), (30, 2))]
     ragged = [drawn(1, n, rates, seed)[0] for seed, (n, rates) in enumerate(sizes)]
-    system = ServingSystem(name, ragged, RULES[name])
+    system = ServingSystem(name, ragged, partial(length_rule, RULES[name], FILLING))
     waits_s = np.random.default_rng(1).exponential(wait_s, len(system.texts))
     load = simulate(system, FILLING, 4, waits_s.cumsum())
     lengths = [len(text) for text in system.texts]
@@ -375,7 +371,7 @@ def test_tokens_and_time_are_conserved_and_seats_are_filled(name, wait_s) -> Non
 
 
 def test_an_idle_engine_waits_for_the_next_request() -> None:
-    system = ServingSystem("ar", drawn(3, 2, []), rule_of("fixed"))
+    system = ServingSystem("ar", drawn(3, 2, []), WHOLE_DRAFTS)
     load = simulate(system, FLAT, 4, [0.0, 5.0, 5.005])
     assert [step.start_s for step in load.steps] == pytest.approx([0, 0.01, 5, 5.01, 5.02])
     assert [one.seated_s for one in load.served] == pytest.approx([0, 5, 5.01])
@@ -384,15 +380,16 @@ def test_an_idle_engine_waits_for_the_next_request() -> None:
 def test_impossible_systems_are_refused() -> None:
     for found in ([], [[]], [[DraftOutcome((), 0)], []]):
         with pytest.raises(DllmBenchError, match="at least one token"):
-            simulate(ServingSystem("none", found, rule_of("fixed")), FLAT, 1)
-    few = ServingSystem("few", drawn(2, 5, [0.5]), rule_of("fixed"))
+            simulate(ServingSystem("none", found, WHOLE_DRAFTS), FLAT, 1)
+    few = ServingSystem("few", drawn(2, 5, [0.5]), WHOLE_DRAFTS)
     with pytest.raises(DllmBenchError, match="more texts than seats"):
         frontier([few], FLAT, [8])
 
 
 @pytest.mark.parametrize(("piece", "rule"), [case[1:] for case in CASES])
-def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: NewLengthRule) -> None:
-    generator, lengths, plain_rule = torch.Generator().manual_seed(0), piece.begin(), rule()
+def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: dict[str, Any]) -> None:
+    generator, lengths = torch.Generator().manual_seed(0), piece.begin()
+    plain_rule = length_rule(rule, KNEE)
     for _ in range(20):
         logits = [2 * torch.randn(n, generator=generator) for n in (0, 3, 7, 5)]
         proposals = [Proposal(torch.zeros(len(x)).long(), survival_D=x) for x in logits]
@@ -401,7 +398,7 @@ def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: NewLengthRule)
 
 def test_more_arrivals_are_served_later_and_slower() -> None:
     texts = {"ar": drawn(60, 20, []), "d": drawn(60, 20, [0.6] * 7)}
-    systems = [ServingSystem(name, each, rule_of("fixed")) for name, each in texts.items()]
+    systems = [ServingSystem(name, each, WHOLE_DRAFTS) for name, each in texts.items()]
     rates = (1.0, 40.0, 4000.0)
     found = under_arrivals(systems, FILLING, seats=8, rates=rates, level=90.0)
     assert [(one.system, one.requests_per_s) for one in found[:3]] == [("ar", r) for r in rates]
