@@ -290,6 +290,6 @@ class Denoiser(Protocol):
     ) -> list[Tensor]:
         """Run `forward` for B requests of different lengths; return the logits of each.
 
-        Without a method of its own, a model runs one after the other.
+        A model that does not define it runs one request after another.
         """
         return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]

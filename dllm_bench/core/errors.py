@@ -61,6 +61,6 @@ def passes_check(check: Callable[[], None], what: str, slower: str) -> bool:
         message = f"{slower}: {what} fails ({error})."
         if message not in FALLBACKS:
             FALLBACKS.append(message)
-        warnings.warn(message, stacklevel=5)
+        warnings.warn(message, stacklevel=5)  # past this and what asks for the check
         return False
     return True

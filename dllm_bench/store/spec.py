@@ -122,7 +122,7 @@ class RunSpec:
     def from_config(
         cls, config: Mapping[str, Any], resolve: Callable[[RunConfig], Plain] = resolve_here
     ) -> RunSpec:
-        """Return the run of a composed configuration (plain data).
+        """Return the run of a composed configuration: plain data, or already typed.
 
         resolve: writes out pieces and hardware and adds the hashes of the inputs under "inputs".
         """

@@ -696,8 +696,7 @@ class OpenRunFolder:
 
 @dataclass
 class RunShare(OpenRunFolder):
-    """One process's share of the requests of a run on several replicas: from `index` on, as many
-    apart as there are replicas.
+    """One process's share of a run on N replicas: every N-th request, from `index` on.
 
     The process that started the shares holds the folder's lock.
     """

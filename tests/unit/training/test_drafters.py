@@ -438,6 +438,7 @@ def test_what_cannot_be_trained_is_one_sentence(command) -> None:
         with pytest.raises(DllmBenchError, match=words):
             make()
     assert "dspark-markov" in command("train drafter tiny-qwen3 medusa", code=2)
+    assert tuple(KINDS) == DRAFTER_KINDS, "the names that are told without torch"
 
 
 @pytest.mark.parametrize("kind", DRAFTER_KINDS)

@@ -47,7 +47,7 @@ READING_S = 20
 """CPU seconds for reading and comparing all results of a program."""
 FILES = 4096  # at most, in the working directory: an empty file takes memory of the kernel
 DECIDING = ("architecture", "clone", "fcntl", "prlimit64", "prctl")
-"""What a filter looks at besides the refused calls."""
+"""Names of the numbers that a filter needs besides those of the refused calls."""
 OWNERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a file may send any signal to anyone
 SYS_CLONE3 = 435
 X32_CALLS = 0x40000000  # first number of the second call table of x86_64
