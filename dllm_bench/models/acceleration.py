@@ -205,6 +205,9 @@ class SharedStore:
             self._fresh_X = like.new_zeros(layers * 2 * groups * width * ROWS)
         self.views = [(both[0], both[1]) for both in self.stored_N21GCE]
         """Keys and values (1, G, C, E) of each layer."""
+        self.pool = torch.cuda.graph_pool_handle() if like.is_cuda else None
+        """Memory of the graphs that read this store. A longer store has another pool, because torch
+        refuses to record into a pool whose graphs are all gone."""
         self._owner: weakref.ref[PositionCache] | None = None
 
     def fresh(self, branches: int, window: int) -> Tensor:
@@ -329,7 +332,7 @@ class FixedForward:
         torch.cuda.current_stream(self.ids_KF.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=model.pool):
+            with torch.cuda.graph(graph, pool=self._store.pool):
                 self._outputs = model.run_fixed(self)
         except RuntimeError as error:
             model.stop_recording(error)
@@ -364,7 +367,6 @@ class FixedShapeDenoiser(TransformerDenoiser):
         self._met: set[FixedShape] = set()
         self.records = True  # whether graphs are recorded on a CUDA device
         self.recordings = 0  # graphs recorded
-        self.pool: Any = None  # memory that all graphs share
 
     @property
     def shapes_met(self) -> int:
@@ -474,8 +476,6 @@ class FixedShapeDenoiser(TransformerDenoiser):
         return self._forwards.get(shape) or self._made(shape)
 
     def _made(self, shape: FixedShape) -> FixedForward:
-        if self.pool is None and self.device.type == "cuda":
-            self.pool = torch.cuda.graph_pool_handle()
         forward = FixedForward(shape, self._shared_store(), self.module.lm_head.weight)
         self._forwards[shape] = forward
         return forward

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
@@ -270,8 +271,8 @@ def device(watch: Watch) -> Iterator[None]:
         patch.setattr(torch.cuda, "Stream", FakeStream)
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         patch.setattr(torch.cuda, "CUDAGraph", lambda: _FakeGraph(watch))
-        patch.setattr(torch.cuda, "graph", lambda graph, pool: graph.recording())
-        patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+        patch.setattr(torch.cuda, "graph", lambda graph, pool: graph.recording(pool))
+        patch.setattr(torch.cuda, "graph_pool_handle", list[ReferenceType[_FakeGraph]])
         patch.setattr(torch.cuda, "synchronize", lambda device=None: watch.wait("synchronize"))
         patch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
         patch.setattr(torch, "Generator", FakeGenerator)
@@ -301,7 +302,11 @@ class _FakeGraph:
         self._watch = watch
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self, pool: list[ReferenceType[_FakeGraph]]) -> Iterator[None]:
+        """Record into a pool of memory, which takes no graph after those that it had are gone."""
+        if pool and not any(graph() for graph in pool):
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        pool.append(ref(self))
         before = self._watch.launches.copy(), self._watch.sites.copy()
         yield
         self._watch.launches, self._watch.sites = before

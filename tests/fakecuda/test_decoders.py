@@ -229,6 +229,18 @@ def test_all_graphs_of_a_run_are_recorded_by_its_first_forward() -> None:
     assert all(wide) and len(wide) > len(again) / 2
 
 
+def test_a_longer_store_has_graphs_when_those_of_the_shorter_one_are_gone() -> None:
+    seen: list[Generation] = []
+
+    def generate(decoder: Any, model: Any, given: Any) -> list[Generation]:
+        longer = replace(given[0], prompt_ids=given[0].prompt_ids * 30)
+        seen[:] = [decoder.generate(model, request) for request in (*given, longer)]
+        return seen
+
+    decoded(named("lopa"), "bfloat16", 1, BLOCK, generate, FixedShapeDenoiser)
+    assert all(forward.replayed for one in seen for forward in one.trace.forwards[1:])
+
+
 WITHOUT = {
     "kernels of logits": (fused, "works"),
     "kernels of layers": (layer_ops, "kernels_work"),

@@ -8,7 +8,7 @@ The exact block cache is in `test_masked_laws`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -53,7 +53,7 @@ from dllm_bench.runs.progress import summary
 from dllm_bench.runs.sessions import MeasuredDenoiser, check_measured, kl
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
-from tests.helpers import HEADS, LAYERS, WIDTH, load_denoiser, tiny_denoiser
+from tests.helpers import HEADS, LAYERS, WIDTH, load_denoiser, noting, tiny_denoiser
 from tests.helpers import Watched as Seen
 from tests.pieces import Table, decoders
 from tests.tiers import covering
@@ -462,21 +462,14 @@ def test_the_branches_of_a_lookahead_are_measured_each(model) -> None:
 @pytest.mark.parametrize("name", covering(2, sorted(CACHED)))
 def test_what_is_compared_is_the_forward_of_no_cache(name: str) -> None:
     """Of every decoder with a cache and full attention: what is fed, seen and read."""
-    decoder, wanted, made = CACHED[name], list[ForwardPlan](), list[ForwardPlan]()
-    kind = type(decoder.cache)
-
-    class Watched(kind):  # type: ignore[misc, valid-type]
-        def plan(self, round: Round) -> ForwardPlan:
-            wanted.append(NoCache().plan(round))
-            return cast("ForwardPlan", super().plan(round))
-
-    cache = Watched(**{part.name: getattr(decoder.cache, part.name) for part in fields(kind)})
+    decoder, made = CACHED[name], list[ForwardPlan]()
+    cache, planned = noting(decoder.cache, "plan", NoCache().plan)
     model = tiny_denoiser("llada", seed=1)
     forward = model.forward
     model.forward = lambda *asked: made.append(asked[1]) or forward(*asked)
     replace(decoder, cache=cache).generate(cast("Any", MeasuredDenoiser(model)), REQUEST)
     made = made[1::2]  # every second forward is the uncached one
-    assert [*map(view, made)] == [*map(view, wanted)]
+    assert [*map(view, made)] == [view(uncached) for uncached, _ in planned]
     assert not any(plan.stores or plan.sets or plan.probe or plan.recompute for plan in made)
 
 

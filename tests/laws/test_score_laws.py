@@ -34,7 +34,7 @@ from dllm_bench.methods.dream import Epsilon, Gumbel, Origin
 from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy, Ration
 from dllm_bench.methods.history import Credit
 from dllm_bench.methods.revising import RepeatPenalty
-from tests.helpers import ROLES, VOCAB
+from tests.helpers import ROLES, VOCAB, noting
 from tests.pieces import BLOCK, CutAt, Table, opened, pieces
 from tests.tiers import covering_pairs
 
@@ -194,19 +194,9 @@ def test_credit_is_a_dense_table_whatever_is_open(name, schedule, explore, stop)
 
 
 def noted(decoder: MaskedDecoder, score: Score) -> list[Tensor]:
-    seen = []
-
-    @dataclass(frozen=True)
-    class Noting(Score):
-        inner: Score
-
-        def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-            scores = self.inner(logits_KWV, state, window)
-            seen.append(scores.probability_KW * window.eligible_KW)
-            return scores
-
-    replace(decoder, score=Noting(score)).generate(MODEL, REQUEST)
-    return seen
+    watched, calls = noting(score, keep=lambda logits, state, window: window.eligible_KW.clone())
+    replace(decoder, score=watched).generate(MODEL, REQUEST)
+    return [scores.probability_KW * eligible_KW for eligible_KW, scores in calls]
 
 
 @pytest.mark.parametrize("inner", PLAIN, ids=str)
