@@ -79,7 +79,7 @@ def test_clicks_lead_from_the_board_through_a_table_and_a_run_to_a_sample(browse
     browser.click("#tables td a")
     browser.wait("document.querySelector('article.table h1')")
     assert browser.text("h1").startswith("Small Table 1")
-    browser.click("article.table td.here a")
+    browser.click(f"article.table td.here a[href*='{pages['table'].rpartition('/')[2]}']")
     browser.wait("document.querySelector('.tiles')")
     score = browser.text(".tiles .value")
     browser.click("#samples td a")
