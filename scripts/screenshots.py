@@ -12,6 +12,8 @@ import runpy
 import shutil
 import sys
 import tempfile
+from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
@@ -41,8 +43,8 @@ def main(site: str, *pictures: str) -> None:
         if forwards:
             browser.key("Home")
             browser.key("ArrowRight", times=int(forwards))
-        browser.screenshot(FOLDER / f"{name}.png")
-        taken = Image.open(FOLDER / f"{name}.png").convert("RGB").quantize(COLOURS)
+        png = b64decode(browser.call("Page.captureScreenshot")["data"])
+        taken = Image.open(BytesIO(png)).convert("RGB").quantize(COLOURS)
         taken.save(FOLDER / f"{name}.png", optimize=True)
     browser.close()
 

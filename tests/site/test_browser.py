@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from dllm_bench.site.pages import run_address
+from scripts import screenshots
 from tests.site import builders
 from tests.site.browser import Browser
 
@@ -134,8 +136,7 @@ def test_space_plays_to_the_end_and_pauses(browser: Browser, pages: dict[str, st
     browser.wait("document.querySelectorAll('.token.masked').length === 1")
     browser.wait("document.querySelector('.play').innerText === 'Play'")
     assert shown(browser) == list(range(9))
-    browser.value("document.querySelector('.controls select').options[0].value = 0.001")
-    browser.value("document.querySelector('.controls select').selectedIndex = 0")
+    assert each(browser, ".controls select", "(e.options[0].value = 0.001, e.selectedIndex = 0)")
     browser.key(" ")  # from the start again, one forward in a thousand seconds
     assert browser.text(f"{PLAYER} .play") == "Pause" and shown(browser) == []
     browser.key(" ")
@@ -211,14 +212,8 @@ def test_the_keyboard_reaches_content_and_controls_in_order(browser, pages) -> N
     reached = []
     for _ in range(14):
         browser.key("Tab")
-        reached.append(
-            browser.value(
-                "(({tagName, innerText, type}) => `${tagName} ${type || ''} ${innerText}`.trim())"
-                "(document.activeElement)"
-            )
-        )
-        outline = browser.value("getComputedStyle(document.activeElement).outlineStyle")
-        assert outline != "none", reached
+        reached += each(browser, ":focus", "`${e.tagName} ${e.type || ''} ${e.innerText}`.trim()")
+        assert each(browser, ":focus", "getComputedStyle(e).outlineStyle") != ["none"], reached
     assert reached[0] == "A  Skip to the content"
     order = [name for name in reached if name.startswith(("INPUT range", "BUTTON", "SELECT"))]
     assert [name.split()[0] for name in order] == ["INPUT", *["BUTTON"] * 5, "SELECT"]
@@ -242,10 +237,7 @@ def test_no_page_is_wider_than_a_phone(browser, pages, scheme) -> None:
 def test_long_names_in_lists_of_links_wrap_on_a_phone(browser, pages) -> None:
     browser.size(360, 740)
     browser.open(f"{pages['site']}/index.html")
-    browser.value(
-        "document.querySelector('.links').innerHTML = "
-        "`<li><a href='#'>${'piece+'.repeat(30)}</a></li>`"
-    )
+    assert each(browser, ".links", "(e.innerHTML = `<li><a href='#'>${'word+'.repeat(30)}</a>`)")
     assert browser.value("document.documentElement.scrollWidth") <= 360
 
 
@@ -258,3 +250,11 @@ def test_the_first_column_of_a_list_stays_readable_on_a_phone(browser, pages) ->
     browser.value("document.querySelector('#samples').parentNode.scrollLeft = 150")
     assert browser.value(f"{cell}.left") == left
     assert browser.value(f"{cell}.height") < 40, "one line"
+
+
+def test_the_screenshots_of_the_docs_are_taken(pages, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(screenshots, "FOLDER", tmp_path)
+    site, _, run = pages["lookahead"].removeprefix("file://").rpartition("/runs/")
+    screenshots.main(site, "board", f"lookahead={run}#0@2")
+    sizes = {path.stem: Image.open(path).size for path in tmp_path.iterdir()}
+    assert sizes == {name: (1100, screenshots.HEIGHTS[name]) for name in ("board", "lookahead")}
