@@ -96,7 +96,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 
 
 def write_drafter(folder: Path, config: dict[str, Any], seed: int = 0) -> str:
-    """Return a checkpoint folder with random weights; returns its path as a source."""
+    """Write a checkpoint folder with random weights; return its path as a source."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -37,13 +37,8 @@ LAW = settings(max_examples=25, deadline=None)
 COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def sample(ids: list[int], born: list[int], cut: dict[str, int], trace: Trace) -> SampleRecord:
-    return stored_sample(ids, born, trace, cut=cut, text="")
-
-
-def example() -> SampleRecord:
-    """Ten positions in blocks of four, three forwards: base, forced, second of two lookaheads."""
-    return replace(lookaheads("a"), text="")
+EXAMPLE = replace(lookaheads("a"), text="")
+"""Ten positions in blocks of four, three forwards: base, forced, second of two lookaheads."""
 
 
 def drawn(view: DecodingOrder, width: int = 100, canvas: bool = False, colours: bool = False):
@@ -69,7 +64,7 @@ def samples(draw: st.DrawFn) -> SampleRecord:
     born = draw(st.lists(births, min_size=size, max_size=size))
     reasons = st.sampled_from(["eos", "stop", "length"])
     cut = draw(st.dictionaries(reasons, st.integers(0, size)))
-    return sample(ids, born, cut, Trace(forwards))
+    return stored_sample(ids, born, Trace(forwards), cut=cut, text="")
 
 
 @LAW
@@ -135,7 +130,7 @@ def test_a_canvas_that_grows_is_drawn_by_its_final_positions() -> None:
         replace(denoise, canvas=6),
     ]
     cut, born = {"eos": 5, "length": 6}, [2, 3, 3, 3, 3, GIVEN]
-    one = sample([1, 2, 3, 4, 5, 6], born, cut, Trace(forwards))
+    one = stored_sample([1, 2, 3, 4, 5, 6], born, Trace(forwards), cut=cut, text="")
     view = view_of(one)
     assert [step.filled for step in view.steps] == [0, 1 / 5, 2 / 6, 1]
     assert [step.inserted for step in view.steps] == [[2, 2], [4, 1], [3, 1], []]
@@ -146,8 +141,7 @@ def test_a_canvas_that_grows_is_drawn_by_its_final_positions() -> None:
 
 
 def test_guidance_runs_every_branch_twice_and_is_no_lookahead() -> None:
-    one = example()
-    one.trace["branches"] = [2, 6, 6]
+    one = replace(EXAMPLE, trace={**EXAMPLE.trace, "branches": [2, 6, 6]})
     view = decoding_order(one, lambda ids: WORDS[ids[0]], {**LOOKAHEADS, "guidance": 1.5})
     assert [step.branches for step in view.steps] == [1, 3, 3]
     assert [step.lookahead_won for step in view.steps] == [False, False, True]
@@ -160,7 +154,7 @@ def test_borders_are_shown_only_where_they_are_known(schedule: dict | None) -> N
 
 
 def test_the_picture_reads_without_colours() -> None:
-    lines = drawn(view_of(example()), canvas=True)
+    lines = drawn(view_of(EXAMPLE), canvas=True)
     assert lines[0] == "sample a: 10 positions in 3 forwards, ends: eos at 5, length at 10"
     assert lines[2:4] == ["four₀ and₁ two₂ is six₂│\\n₀", "⟦eos⟧<end>₀<end>₂<end>₂│<end>₂░"]
     rows = [line.split() for line in lines[6:9]]
@@ -172,8 +166,7 @@ def test_the_picture_reads_without_colours() -> None:
 
 
 def test_forced_tokens_among_others_are_counted_not_guessed() -> None:
-    one = example()
-    one.trace["forced"] = [2, 0, 0]
+    one = replace(EXAMPLE, trace={**EXAMPLE.trace, "forced": [2, 0, 0]})
     rows = drawn(view_of(one))[6:9]
     assert rows[0].endswith("0:four 4:\\n 5:<end> (2!)")
     assert "!" not in rows[1]
@@ -181,14 +174,14 @@ def test_forced_tokens_among_others_are_counted_not_guessed() -> None:
 
 def test_equal_neighbours_are_written_once() -> None:
     trace = Trace([Forward(ForwardKind.DENOISE, 1, 12, 0)])
-    one = sample([1, *[6] * 11], [0] * 12, {"eos": 1, "length": 12}, trace)
+    one = stored_sample([1, *[6] * 11], [0] * 12, trace, cut={"eos": 1, "length": 12}, text="")
     lines = drawn(decoding_order(one, lambda ids: WORDS[ids[0]], {}))
     assert lines[2] == "four₀⟦eos⟧<end>×11₀"
     assert lines[5].endswith("0:four 1–11:<end>×11")
 
 
 def test_colours_follow_the_forward_and_what_is_after_the_end_is_dimmed() -> None:
-    lines = drawn(view_of(example()), colours=True)
+    lines = drawn(view_of(EXAMPLE), colours=True)
     first, last = (show.forward_style(i, 3).render("x").split("x")[0] for i in (0, 2))
     assert f"{first}four\x1b[0m" in lines[2] and f"{last} two\x1b[0m" in lines[2]
     assert not any(f"{first}<end>" in line for line in lines)
@@ -201,10 +194,17 @@ def test_numbers_stand_for_colours_that_the_user_does_not_want(monkeypatch) -> N
     for name, value in {"NO_COLOR": "1", "FORCE_COLOR": "1", "COLUMNS": "72"}.items():
         monkeypatch.setenv(name, value)
     console = show.terminal()
-    painter = show.DecodingOrderPainter(view_of(example()), console)
+    painter = show.DecodingOrderPainter(view_of(EXAMPLE), console)
     text = "\n".join(painted(painter.everything(False), console))
     assert console.width == 72
     assert "\x1b[" in text and "four₀" in text and "48;" not in text  # a background
+
+
+def test_watching_shows_the_text_being_filled(monkeypatch, command) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = command("generate tiny-llada fast_dllm --watch", "Tom has 3 apples.", here=False)
+    masks = [frame.count(show.MASK) for frame in shown.split("forward ")[:-1]]
+    assert masks == sorted(masks, reverse=True) and len(set(masks)) > 3 and masks[-1] == 0
 
 
 def stored(root: Path) -> str:
@@ -214,7 +214,7 @@ def stored(root: Path) -> str:
     with Store(root / "runs").open(spec) as opened:
         opened.expect(2)
         opened.begin(Session(0.0, 0, {}))
-        opened.append(example())
+        opened.append(EXAMPLE)
     return spec.short
 
 
@@ -229,7 +229,7 @@ def test_show_prints_the_picture_and_its_data(command, tmp_path) -> None:
 
 def test_a_number_counts_samples_in_the_order_of_the_record() -> None:
     """Not in that of the lines, which processes that share a run write as they finish."""
-    lines = {name: replace(example(), id=name) for name in ("c", "a", "7")}
+    lines = {name: replace(EXAMPLE, id=name) for name in ("c", "a", "7")}
     order = ["a", "7", "b", "c"]
     names = {"0": "a", "1": "7", "3": "c", "c": "c", "7": "7"}
     assert {n: named_sample(lines, order, n, "run").id for n in names} == names
