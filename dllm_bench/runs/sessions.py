@@ -144,8 +144,8 @@ class MeasuredDenoiser:
         """Run `Denoiser.forward` and add the divergence of the masked rows."""
         length = tokens_KL.shape[1]
         whole = uncached(plan, min(kv.length, length))
-        logits_KRV = self.denoiser.forward(tokens_KL, plan, kv)
         exact_KRV = self.denoiser.forward(tokens_KL, whole, self.denoiser.new_cache(length))
+        logits_KRV = self.denoiser.forward(tokens_KL, plan, kv)  # last, so that its K/V are kept
         masked_KR = predicted_masks(tokens_KL, plan, self.denoiser.special.mask)
         each_M = kl(exact_KRV[masked_KR], logits_KRV[:, : masked_KR.shape[1]][masked_KR])
         self.nats += each_M.sum().item()
