@@ -45,6 +45,7 @@ from dllm_bench.store.store import SAMPLES, Store
 from tests.helpers import tiny_denoiser
 from tests.pieces import Table
 from tests.resume import fakes
+from tests.tiers import covering
 
 pytestmark = [pytest.mark.xdist_group("dist"), pytest.mark.timeout(400)]
 PATIENCE_S = 120.0  # for a machine with much other work
@@ -162,7 +163,7 @@ GROUPS = {  # number of processes -> their hardware, and what they decode
 }
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", covering(len(GROUPS), GROUPS, often=1))
 def test_branches_on_several_processes_decode_what_one_does(group, tmp_path) -> None:
     hardware, decoders = GROUPS[group]
     expected = alone(Decode(decoders))
@@ -194,10 +195,8 @@ def test_without_commits_approximate_keys_and_values_are_refused(tmp_path: Path)
         on_all_ranks(NO_COMMITS, Decode({"lopa": LOPA}), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("branches", "names"),
-    [(1, ("lopa", "dual")), pytest.param(2, ("lopa",), marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("branches", "names"), [(1, ("lopa", "dual")), (2, ("lopa",))])
 def test_a_model_that_is_split_decodes_what_a_whole_one_does(branches, names, tmp_path) -> None:
     short = replace(REQUEST, max_new_tokens=16)
     job = Decode({name: CASES[name] for name in names}, "llada", short)

@@ -134,7 +134,7 @@ def test_runs_of_several_passes_take_turns_with_those_of_their_model(tmp_path: P
     assert fakes.timeless(store.record(specs[1])) == fakes.timeless(again)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_all_runs_have_a_number_of_items_before_any_has_more(jobs: int, tmp_path: Path) -> None:
     store, seen = Store(tmp_path), []
     specs = [fakes.spec(9), fakes.spec(4), fakes.spec(12)]

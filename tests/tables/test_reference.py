@@ -82,6 +82,7 @@ def test_the_committed_bytes_follow_from_the_records(name: str) -> None:
 
 
 @here
+@pytest.mark.exhaustive
 def test_every_committed_run_keeps_its_hash() -> None:
     """However settings are declared and read, what they identify stays."""
     runs = [json.loads(run.listed) for run in RecordIndex(STORE).sealed()]
