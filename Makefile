@@ -103,9 +103,9 @@ test: $(STAMP) ## Run the tests that are used all day (six minutes on two cores)
 test-all: $(STAMP) ## Run all tests: exhaustive products and the SLURM cluster too
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m '$(EVERYTHING)'
 
-test-gpu: $(STAMP) ## Run the golden traces and the tests of kernels on a CUDA device (ties may differ)
-	@DLLM_BENCH_TEST_DEVICE=cuda OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 8 -m '' tests/golden
-	@$(BIN)/python -m pytest -q -m gpu
+test-gpu: $(STAMP) ## Run the tests of kernels and graphs, then the golden traces, on a CUDA device (ties may differ)
+	@$(BIN)/python -m pytest -q -m gpu; kernels=$$?; \
+	DLLM_BENCH_TEST_DEVICE=cuda OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 8 -m '' tests/golden && exit $$kernels
 
 lint: $(STAMP) ## Check style, types and the direction of imports
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . || { echo "lint: ruff found the above; 'make fmt' mends most of it"; exit 1; }
