@@ -206,8 +206,8 @@ class SharedStore:
         self.views = [(both[0], both[1]) for both in self.stored_N21GCE]
         """Keys and values (1, G, C, E) of each layer."""
         self.pool = torch.cuda.graph_pool_handle() if like.is_cuda else None
-        """Memory of the graphs that read this store. A longer store has another pool, because torch
-        refuses to record into a pool whose graphs are all gone."""
+        """Memory that the graphs recorded beside this store share. A longer store has another pool:
+        torch refuses to record into one whose graphs are all gone."""
         self._owner: weakref.ref[PositionCache] | None = None
 
     def fresh(self, branches: int, window: int) -> Tensor:
