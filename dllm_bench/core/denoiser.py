@@ -201,7 +201,10 @@ class KVCache(Protocol):
         """Positions [0, length) have valid keys and values."""
 
     def keep(self, plan: ForwardPlan, branch: Tensor) -> None:
-        """Store the K/V that the last forward computed for `branch` (0-d int64) at `plan.store`."""
+        """Store the K/V that the last forward computed for `branch` (0-d int64) at `plan.store`.
+
+        Call it before the model's next forward with any cache, which may overwrite these K/V.
+        """
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep the K/V of rows of the last forward as those of the positions from `length` on. The

@@ -145,7 +145,7 @@ class MeasuredDenoiser:
         length = tokens_KL.shape[1]
         whole = uncached(plan, min(kv.length, length))
         exact_KRV = self.denoiser.forward(tokens_KL, whole, self.denoiser.new_cache(length))
-        logits_KRV = self.denoiser.forward(tokens_KL, plan, kv)  # last, so that its K/V are kept
+        logits_KRV = self.denoiser.forward(tokens_KL, plan, kv)  # last, so `keep` has its K/V
         masked_KR = predicted_masks(tokens_KL, plan, self.denoiser.special.mask)
         each_M = kl(exact_KRV[masked_KR], logits_KRV[:, : masked_KR.shape[1]][masked_KR])
         self.nats += each_M.sum().item()

@@ -53,8 +53,7 @@ from dllm_bench.runs.progress import summary
 from dllm_bench.runs.sessions import MeasuredDenoiser, check_measured, kl
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
-from tests.helpers import HEADS, LAYERS, WIDTH, load_denoiser, noting, tiny_denoiser
-from tests.helpers import Watched as Seen
+from tests.helpers import HEADS, LAYERS, WIDTH, Watched, load_denoiser, noting, tiny_denoiser
 from tests.pieces import Table, decoders
 from tests.tiers import covering
 
@@ -94,7 +93,7 @@ EQUAL = [  # a decoder, and another cache that changes nothing
 ]
 
 
-class Watched(Seen):
+class CacheReads(Watched):
     """A model that also keeps how many positions each forward read of the cache."""
 
     def __init__(self) -> None:
@@ -111,7 +110,7 @@ class Watched(Seen):
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
 @pytest.mark.parametrize("cache", CACHES, ids=str)
 def test_fed_and_cached_add_up_to_what_is_visible(cache, explore, schedule) -> None:
-    model, whole = Watched(), getattr(schedule, "sees_future", False)
+    model, whole = CacheReads(), getattr(schedule, "sees_future", False)
     decoder = replace(BASE, schedule=schedule, explore=explore, cache=cache)
     forwards = decoder.generate(model, REQUEST).trace.forwards
     seen = zip(forwards, model.plans, model.cached, model.canvases, strict=True)
@@ -150,7 +149,7 @@ def letters(decoder: MaskedDecoder, cache: Cache, request: Request = REQUEST) ->
 
 @pytest.mark.parametrize("inner", INNER, ids=str)
 def test_dpad_draws_once_a_block_and_dropped_positions_do_not_exist(model, inner) -> None:
-    watched, cache = Seen(model), DPadCache(inner, law="uniform", window=6, number=3)
+    watched, cache = Watched(model), DPadCache(inner, law="uniform", window=6, number=3)
     replace(BASE, cache=cache).generate(watched, REQUEST)
     exists: dict[int, set[int]] = {}
     for plan in watched.plans:
@@ -279,7 +278,7 @@ def test_what_is_read_was_stored_for_the_token_that_stands_there(model, schedule
     """dKV-Cache reads no masks. The others read them as masks, and feed a decoded token as itself
     before it is read.
     """
-    watched, reads_masks = Seen(model), decoder is not DKV
+    watched, reads_masks = Watched(model), decoder is not DKV
     replace(decoder, schedule=schedule).generate(watched, REQUEST)
     stored: dict[int, int] = {}
     for canvas_KL, plan in zip(watched.canvases, watched.plans, strict=True):
@@ -295,7 +294,7 @@ def test_what_is_read_was_stored_for_the_token_that_stands_there(model, schedule
 def test_a_d2_cache_commits_no_mask_that_it_has_not_fed(model) -> None:
     """Not even where any probability will do; as released it does."""
     for released in (False, True):
-        watched, cache = Seen(model), replace(D2.cache, released=released)
+        watched, cache = Watched(model), replace(D2.cache, released=released)
         generation = replace(D2, select=Threshold(1e-3), cache=cache).generate(watched, REQUEST)
         fed = [set(plan.positions(model.device).tolist()) for plan in watched.plans]
         rows = [11 + place - int(model.shifted) for place in range(NEW)]
@@ -439,7 +438,8 @@ APPROXIMATE = [PrefixCache(), DualCache(), BlockCache("full")]  # with full atte
 
 @pytest.mark.parametrize("cache", [*EXACT_CACHES, *APPROXIMATE], ids=str)
 def test_a_cache_that_is_not_renewed_at_every_forward_has_an_error(model, cache) -> None:
-    nats = (found := measured(replace(BASE, cache=cache), model)).nats / found.rows
+    found = measured(replace(BASE, cache=cache), model)
+    nats = found.nats / found.rows
     assert nats < EXACT if cache in EXACT_CACHES else nats > 1e-4
 
 
@@ -453,7 +453,7 @@ def test_the_block_cache_of_a_block_causal_model_has_no_error(name: str) -> None
 
 
 def test_the_branches_of_a_lookahead_are_measured_each(model) -> None:
-    model = FixedShapeDenoiser(model.module, model.special, model.shifted)  # K/V in one place
+    model = FixedShapeDenoiser(model.module, model.special, model.shifted)  # one place for all K/V
     found = measured(replace(BASE, cache=BlockCache(), explore=Lookahead(3)), model)
     assert found.rows > measured(replace(BASE, cache=BlockCache()), model).rows
     assert found.nats / found.rows < EXACT

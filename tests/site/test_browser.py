@@ -257,4 +257,4 @@ def test_the_screenshots_of_the_docs_are_taken(pages, tmp_path, monkeypatch) -> 
     site, _, run = pages["lookahead"].removeprefix("file://").rpartition("/runs/")
     screenshots.main(site, "board", f"lookahead={run}#0@2")
     sizes = {path.stem: Image.open(path).size for path in tmp_path.iterdir()}
-    assert sizes == {name: (1100, screenshots.HEIGHTS[name]) for name in ("board", "lookahead")}
+    assert sizes == {n: (screenshots.WIDTH, screenshots.HEIGHTS[n]) for n in ("board", "lookahead")}
