@@ -294,7 +294,8 @@ class Threshold(Select):
     tau: Probability  # probability; 1 and `strict`: one token per forward
     strict: bool = False  # > instead of >=
     band: float | None = None  # lowers tau to this much below the largest probability
-    fall: Amount | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # see `falling`
+    fall: Amount | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # tau at forward i
+    # is 1 - fall * i, and no less than tau
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         probability_KW, tau = scores.probability_KW, falling(self.tau, self.fall, state)
@@ -333,8 +334,10 @@ class TopK(Select):
     """
 
     steps: Positive | None = None  # S, forwards per block; None: as many as the block has positions
-    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # as Learn2PD's code
-    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `Ties`
+    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # masks after a
+    # block that has too few left are committed too
+    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # of equal confidences: the
+    # lower positions, or those that torch.topk takes over the canvas or the open block
 
     @property
     def _reaches_beyond(self) -> bool:

@@ -140,7 +140,8 @@ class Epsilon(Select):
     eps: Fraction = 1e-3  # value of t after the last step
     idle: bool = False  # whether steps may commit nothing, as published
     alg_temp: PositiveAmount | None = None  # temperature of drawing positions; None: most confident
-    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `Ties`
+    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # of equal confidences: the
+    # lower positions, or those that torch.topk takes over the canvas or the open block
 
     @property
     def needs(self) -> Needs:

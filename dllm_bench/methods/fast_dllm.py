@@ -71,7 +71,8 @@ class Factor(MostProbable):
     """
 
     factor: PositiveAmount  # f; larger commits more
-    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # <=, and at least one
+    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # `<=` instead of `<`,
+    # one position at least, and the last mask of a block with the others
 
     def allowed(self, sorted_KNP: Tensor, rank_P: Tensor) -> Tensor:
         spread_KNP = (rank_P + 1) * (1 - sorted_KNP)
@@ -259,7 +260,8 @@ class Hierarchy(Select):
 
     tau: Probability  # 1: off
     low: Probability = 0.4  # 0: always
-    fall: Amount | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # of tau, see `falling`
+    fall: Amount | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # tau at forward i
+    # is 1 - fall * i, and no less than tau
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         probability_KNP = window.blocks(scores.probability_KW)
