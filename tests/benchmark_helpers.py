@@ -114,8 +114,7 @@ each_kind = pytest.mark.parametrize(
 
 
 def encode(prompt: str | Turns) -> list[int]:
-    text = prompt if isinstance(prompt, str) else json.dumps(list(prompt))
-    return list(text.encode())
+    return list((prompt if isinstance(prompt, str) else json.dumps(list(prompt))).encode())
 
 
 def gold(benchmark: Bench) -> dict[str, str]:

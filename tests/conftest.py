@@ -117,8 +117,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
     from dllm_bench.cli.main import main
 
     def run(first: str, *words: str, code: int = 0, here: bool = True) -> str:
-        results = ["--results", str(tmp_path)] * here
-        assert main([*first.split(), *words, *results]) == code
+        assert main([*first.split(), *words, *(["--results", str(tmp_path)] * here)]) == code
         printed = capsys.readouterr()
         return printed.out + printed.err
 

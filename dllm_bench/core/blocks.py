@@ -96,7 +96,8 @@ class BlockProgress:
 
     def all_finished(self, opened: int) -> bool:
         """Return whether the first `opened` blocks are finished."""
-        return max(self.stays, default=0) <= 0 and self.finished >= min(opened, self.grid.blocks)
+        of_text = () if self.opened else self.stays  # a cut may have taken blocks that stay
+        return max(of_text, default=0) <= 0 and self.finished >= min(opened, self.grid.blocks)
 
     def open_masks(self, opened: int) -> int:
         """Return the number of masks in the first `opened` blocks."""

@@ -35,8 +35,7 @@ class SpecialTokens:
     def named(self, which: EndTokens) -> list[int]:
         """Return the ids of the end tokens named by `which`: eos, eot (empty if the checkpoint has
         none) or both."""
-        meant = {"eos": self.ends[:1], "eot": self.ends[1:], "ends": self.ends}
-        return list(meant[which])
+        return list({"eos": self.ends[:1], "eot": self.ends[1:], "ends": self.ends}[which])
 
 
 class Option(NamedTuple):

@@ -248,7 +248,7 @@ class MaskedDecoder(ComposedDecoder):
         branches.truncate(host.get(LENGTH, [branches.length])[0])
         log.learn(round)
         progress = tracker.progress(round, log.winner)
-        opened = list(map(self.schedule.opened, progress))
+        opened = [min(self.schedule.opened(one), one.grid.blocks) for one in progress]
         log.masks = progress[-1].open_masks(opened[-1])
         log.open_end = tracker.grid.start(opened[-1])
         if progress[-1].all_finished(opened[-1]) or host.get(FINISHED, [0])[-1]:

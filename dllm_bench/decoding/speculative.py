@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dllm_bench.core.declared import Amount, Positive, Probability
+from dllm_bench.core.declared import Amount, Count, Positive, Probability
 from dllm_bench.core.decoder import ComposedDecoder, Condition, DecoderSummary, needing
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
@@ -77,7 +77,7 @@ class FixedLength(VerifyLength):
     what a production system with a static speculation budget does.
     """
 
-    tokens: int | None = None
+    tokens: Count | None = None
     """Most draft tokens verified; None: all of them, 0: plain autoregressive decoding."""
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
@@ -348,8 +348,7 @@ class _ActiveRequest:
     @property
     def finished(self) -> bool:
         """Whether an end token was committed or the limit is reached."""
-        ended = self.ended and not self.round_due
-        return ended or len(self.born) >= self.request.max_new_tokens
+        return (self.ended and not self.round_due) or len(self.born) >= self.request.max_new_tokens
 
     def record_draft(self, proposal: Proposal) -> None:
         """Add the drafter's forward of a round to the trace.

@@ -223,8 +223,9 @@ class SelfDraft(Explore):
         """Return the number of draft tokens, from the first on, that agree with a branch's target,
         (K,)."""
         place_KD, ids_KD = branches.memo.pop(DRAFT).unbind(1)
-        agrees_KD = branches.tokens_KL.gather(1, place_KD) == ids_KD
-        return agrees_KD.cumprod(1).sum(1)
+        last = branches.length - 1  # a stop may have cut the canvas before a place
+        agrees_KD = branches.tokens_KL.gather(1, place_KD.clamp(max=last)) == ids_KD
+        return (agrees_KD & (place_KD <= last)).cumprod(1).sum(1)
 
     def pick(self, rating_K: Tensor) -> Tensor:
         """Return the branch that the walk from the base reaches; draft j is branch j - 1, the base

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Reads, Round, Schedule, Score, Scores, Select, Stop, StopFlags
-from dllm_bench.core.declared import Amount, Positive, Probability, Proportion
+from dllm_bench.core.declared import Amount, Positions, Positive, Probability, Proportion
 from dllm_bench.core.decoder import (
     ONE_BRANCH,
     ONE_OPEN_BLOCK,
@@ -293,7 +293,7 @@ class Threshold(Select):
 
     tau: Probability  # probability; 1 and `strict`: one token per forward
     strict: bool = False  # > instead of >=
-    band: float | None = None  # lowers tau to this much below the largest probability
+    band: Amount | None = None  # lowers tau to this much below the largest probability
     fall: Amount | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # tau at forward i
     # is 1 - fall * i, and no less than tau
 
@@ -541,7 +541,7 @@ class Pipeline(Schedule):
     tokens in blocks of 48).
     """
 
-    block: Positive  # positions of a block
+    block: Positions  # positions of a block
     tau_add: Proportion  # committed share of the last open block at which the next one opens
     tau_act: Proportion  # committed share of the previous block at which a block must progress
     floor: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)

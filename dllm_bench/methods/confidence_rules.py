@@ -11,7 +11,7 @@ from torch.nn.functional import max_pool1d, pad
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Round, Score, Scores, Select
-from dllm_bench.core.declared import Count, Positive, Probability
+from dllm_bench.core.declared import Amount, Count, Positions, Positive, Probability
 from dllm_bench.core.decoder import Condition, Conditions, Needs, holding, needing
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
@@ -172,7 +172,7 @@ class EarlyExit(Select):
     """
 
     inner: TopK = field(default_factory=TopK)  # its steps are per block
-    block: Positive = 32
+    block: Positions = 32
     early: float = 7.5  # thresholds of the answer's gap (difference of logits)
     mid: float = 5.0
     late: float = 2.5
@@ -248,7 +248,7 @@ class SlowFast(Select):
     reach: Probability  # probability used to estimate the end of the cycle
     explores: int = 6  # forwards of a slow phase
     estimates: int = 2  # X, number of estimates that have to agree
-    spread: float = 1.0  # they agree below this standard deviation, in positions
+    spread: Amount = 1.0  # they agree below this standard deviation, in positions
     needs = COUNTS_STEPS | needing({"cache": Condition.WHOLE_CANVAS})
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ class ModelDraft(FixedDraft):
     """
 
     drafter: SmallModelDrafter
-    tokens: int
+    tokens: Positive
     """Draft tokens per round."""
 
     def new_cache(self, target: Target, length: int) -> KVCache:

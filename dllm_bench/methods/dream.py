@@ -220,8 +220,7 @@ class Origin(Epsilon):
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step, _ = step_in_block(state, window)
-        share_X = self._share(column(step), window)
-        return window.eligible_KW & (self._draw(window, state) < share_X)
+        return window.eligible_KW & (self._draw(window, state) < self._share(column(step), window))
 
     def _draw(self, window: Window, state: DecodeState) -> Tensor:
         """Return the next number of the stream at every mask, (K, W)."""

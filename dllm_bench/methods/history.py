@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
-from dllm_bench.core.declared import Amount, Positive, Probability, Proportion
+from dllm_bench.core.declared import Amount, Positions, Probability, Proportion
 from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Needs, needing, parts_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
@@ -174,7 +174,7 @@ class KLHistory(Score):
     """
 
     inner: Score = field(default_factory=Confidence)
-    length: Positive = 2  # H, forwards that are remembered
+    length: Positions = 2  # H, forwards that are remembered
     precision: Precision = "float32"  # precision of the compared distributions
     reads_rows = "fed"
     needs = needing(FIXED_CANVAS)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import HOLD, Round, Score, Scores
-from dllm_bench.core.declared import Positive, PositiveProportion, Probability
+from dllm_bench.core.declared import Amount, Positions, Positive, PositiveProportion, Probability
 from dllm_bench.core.decoder import ONE_BRANCH, BlockLength, Condition, Conditions, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -37,7 +37,7 @@ class AdaBlock(InTurn):
     commits positions before that end.
     """
 
-    block: Positive  # block length without a delimiter
+    block: Positions  # block length without a delimiter
     delimiters: tuple[int, ...] = (198,)  # token ids; 198 is the line feed of LLaDA and Dream
     tau: Probability = 0.3  # minimum probability for a delimiter to end a block
     share: PositiveProportion = 0.25  # part of the generation that is searched
@@ -124,12 +124,12 @@ class Daedal(InTurn):
     token, at any position, and divides by `eos_window` even if there are fewer (released code).
     """
 
-    block: Positive  # positions of a block; the last one may be short
-    initial: Positive = 64  # new positions of the first canvas
+    block: Positions  # positions of a block; the last one may be short
+    initial: Positions = 64  # new positions of the first canvas
     factor: Positive = 8  # masks appended at a time, and masks that replace one
-    eos_enough: float = 0.5  # confidence in the end at which the first length is accepted
-    eos_expand: float = 0.9  # confidence in the end below which a mask may be replaced
-    low: float = 0.1  # probability below which a candidate may be replaced
+    eos_enough: Amount = 0.5  # confidence in the end at which the first length is accepted
+    eos_expand: Amount = 0.9  # confidence in the end below which a mask may be replaced
+    low: Amount = 0.1  # probability below which a candidate may be replaced
     eos_window: Positive = 32  # candidates that the confidence in the end counts
     reads_rows = "window"
     needs = READS_ENDS | needing({"cache": Condition.WHOLE_CANVAS})

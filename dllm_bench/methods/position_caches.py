@@ -14,7 +14,7 @@ from torch.nn.functional import max_pool1d, pad
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Reads, Round, Score, Scores, Select
-from dllm_bench.core.declared import Amount, Count, Positive, PositiveAmount, Proportion
+from dllm_bench.core.declared import Amount, Count, Positions, Positive, PositiveAmount, Proportion
 from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, needing
 from dllm_bench.core.denoiser import ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.errors import DllmBenchError
@@ -308,7 +308,8 @@ class Drawn(Select):
             state.memo[ORDER] = self.order(state, window)[None]
         order_X = state.memo[ORDER][0]
         share, rest = divmod(len(order_X), self.steps or len(order_X))
-        return order_X[: (step + 1) * share + min(step + 1, rest)]
+        due_X = order_X[: (step + 1) * share + min(step + 1, rest)]
+        return due_X[due_X < window.width]  # a stop may have cut the canvas
 
     def order(self, state: DecodeState, window: Window) -> Tensor:
         """Return the window positions in the order of their commits, int64 (X,), on the host."""
@@ -456,7 +457,7 @@ class DPadCache(Cache):
 
     inner: Cache = field(default_factory=NoCache)
     law: Law = "gaussian"
-    window: Positive = 128  # positions after the block among which some stay
+    window: Positions = 128  # positions after the block among which some stay
     sigma: PositiveAmount = 4.0  # z at the end of the window, for "gaussian"
     scale: PositiveAmount = 2.0  # factor of the density, for "gaussian"
     number: Count = 0  # positions that stay, for "uniform"

@@ -349,7 +349,7 @@ class Wino(ReadsStanding):
     """
 
     tau: Probability = 0.9  # masked again below this probability; 0: never
-    first: int = 30  # commits assumed before a block's first forward
+    first: Count = 30  # commits assumed before a block's first forward
     precision: Precision = "float64"  # precision of the second row's probability
     needs = REVISES_CANVAS | needing(
         {"cache": Condition.FULL_ATTENTION, "model": Condition.UNSHIFTED}

@@ -465,7 +465,7 @@ class SoftRevision(Budgeted):
         ids_KWC, weight_KWC = round.scores.ids_KW[..., None], round.scores.probability_KW[..., None]
         if self.likeliest > 1:
             laws_KWV = round.rows_KRV[:, : round.window.width].float().softmax(2)
-            weight_KWC, ids_KWC = laws_KWV.topk(self.likeliest)
+            weight_KWC, ids_KWC = laws_KWV.topk(min(self.likeliest, laws_KWV.shape[2]))
         weight_KWC = weight_KWC.float()
         left_KW1 = 1 - weight_KWC.sum(2, keepdim=True).clamp(max=1)
         ids_KWC = pad(ids_KWC, (0, 1), value=round.state.special.mask)

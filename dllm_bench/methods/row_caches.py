@@ -185,7 +185,7 @@ class ElasticCache(Cache):
         masks = (fed_L[: window.visible], scored_L[window.start : window.stop])
         feed_R, scored_M = true_indices(masks, branches.born_KL.device)
         before, memo = None, branches.memo
-        if TRACKED in memo and kv.length >= window.visible:
+        if TRACKED in memo and kv.length == window.visible:  # neither more is seen nor less
             before = memo[TRACKED][0], memo[GIVEN][0]
         decoded_X = ~branches.masked_KL[0, : window.visible]
         test = DriftTest(feed_R, decoded_X, self.gamma, before)

@@ -124,13 +124,13 @@ def mask_of_sets(plan: ForwardPlan, window: int, dtype: torch.dtype) -> Tensor |
     window: positions that a sliding window sees back; 0: no window.
     """
     assert plan.sets is not None
-    if plan.sets.read_C.dim() > 1 and (window or plan.visible_K is not None):
-        raise DllmBenchError(
-            "The cache keeps other positions in every layer, and a sliding window or a selector "
-            "hides some of them; choose another decoder.cache."
-        )
     if window == 0 and plan.visible_K is None and plan.alone is None:
         return None
+    if plan.sets.read_C.dim() > 1:
+        raise DllmBenchError(
+            "The cache keeps other positions in every layer, and a sliding window, the selector or "
+            "the schedule (sees_rest) hides some of them; choose another decoder.cache."
+        )
     key_X = torch.cat([plan.sets.read_C, plan.sets.feed_F])
     shape = MaskShape(1, plan.feed, (), window=window, alone=plan.alone)
     hidden_FX = ~_sees(shape, plan.sets.feed_F, key_X)

@@ -90,8 +90,7 @@ def test_a_piece_that_was_edited_is_another_run(tmp_path, monkeypatch, capsys) -
         for name in ("own_rules", "own_pieces"):
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
-        own = importlib.import_module("own_pieces").OwnRule()
-        decoder = db.decoder("vanilla", select=own)
+        decoder = db.decoder("vanilla", select=importlib.import_module("own_pieces").OwnRule())
         made.append(db.run("tiny-llada", decoder, "minigsm", results=results, **settings))
     assert [record.summary["forwards/mean"] for record in made] == [32, 2, 2]
     assert made[0].spec.short != made[1].spec.short and made[1] == made[2]

@@ -146,8 +146,7 @@ def test_a_notebook_shows_a_view_that_escapes(runs) -> None:
 def test_a_trade_off_is_drawn_from_stored_runs(runs, tmp_path) -> None:
     folder, made = runs
     picture = db.trade_off("tiny-llada", "minigsm", results=folder)
-    points = picture.to_pandas()
-    assert sorted(points["run"]) == sorted(one.spec.short for one in made)
+    assert sorted(picture.to_pandas()["run"]) == sorted(one.spec.short for one in made)
     assert picture.save(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in picture.save(tmp_path / "a.svg").read_bytes()
     assert "<img" in picture._repr_html_() and repr(picture).startswith("Picture(tiny-llada on")

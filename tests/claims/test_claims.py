@@ -268,8 +268,7 @@ def test_crossing_counts_trainings_and_not_only_items() -> None:
     assert mean.value == pytest.approx(same.value)
     assert mean.high - mean.low > 1.2 * (equal.high - equal.low)
     assert equal.low < same.value < equal.high
-    expected = np.sqrt(np.var(steps, ddof=1) / 6 + same.error**2)
-    assert mean.error == pytest.approx(expected)
+    assert mean.error == pytest.approx(np.sqrt(np.var(steps, ddof=1) / 6 + same.error**2))
     assert mean.freedom == 5
 
 

@@ -175,12 +175,10 @@ def test_a_decoder_waits_once_a_round_and_keeps_its_launches(case: Case) -> None
     check_waits(watch, 2 if case.name in TWICE else 1)
     if case.batch > 1:
         return
-    passes = PASSES.get(case.name, PASSES["other"])
-    assert watch.passes <= passes, watch.wide.most_common(20)
+    assert watch.passes <= PASSES.get(case.name, PASSES["other"]), watch.wide.most_common(20)
     if case.dtype == "float32":
         launches = watch.launches["round"] / watch.forwards
-        most = BUDGETS.get(case.name, BUDGETS["other"])
-        assert launches <= most, watch.sites.most_common(20)
+        assert launches <= BUDGETS.get(case.name, BUDGETS["other"]), watch.sites.most_common(20)
 
 
 @exhaustive

@@ -97,8 +97,7 @@ def record_of(spec: RunSpec, samples: Samples) -> RunRecord:
     """Return the sealed record of the samples; every third is wrong."""
     graded = (SampleScore(0.0, "wrong", {}), *[SampleScore(1.0, "correct", {})] * 2)
     scores = {s.id: graded[i % 3] for i, s in enumerate(samples)}
-    sessions = [Session(0.0, 2, dict(ENVIRONMENT), len(samples))]
-    return seal(spec, samples, scores, sessions, 0.0)
+    return seal(spec, samples, scores, [Session(0.0, 2, dict(ENVIRONMENT), len(samples))], 0.0)
 
 
 def store_run(store: Store, spec: RunSpec, samples: Samples) -> None:
@@ -113,8 +112,7 @@ def store_run(store: Store, spec: RunSpec, samples: Samples) -> None:
 def own_spec(config: Mapping[str, Any], resolve: object = None) -> RunSpec:
     """Return the run of a composed configuration without touching data or weights."""
     plain = {key: config[key] for key in ("model", "decoder", "benchmark", "hardware")}
-    spec = spec_of({**plain, "seed": config["seed"], "limit": config["limit"]})
-    return replace(spec, inputs={})
+    return replace(spec_of({**plain, "seed": config["seed"], "limit": config["limit"]}), inputs={})
 
 
 def planned(

@@ -131,8 +131,7 @@ def test_what_has_no_number_says_why() -> None:
 
 def test_reported_points_stay_apart() -> None:
     reported = list(small_built().drawn(measured=False).itertuples())
-    expected = [("alpha", 0.5, 2.5), ("beta", 2.0, 3.0)]
-    assert [(p.series, p.x, p.y) for p in reported] == expected
+    assert [(p.series, p.x, p.y) for p in reported] == [("alpha", 0.5, 2.5), ("beta", 2.0, 3.0)]
     assert {(p.panel, p.kind, p.run, p.state) for p in reported} == {("quiz", "printed", "", "")}
 
 

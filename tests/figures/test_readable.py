@@ -203,15 +203,13 @@ def test_stated_numbers_are_lines_ranges_or_stand_above() -> None:
         StatedNumber("d", "of another panel: {}", "3", 3, 3, "x", panel="code"),
         StatedNumber("e", "a {}× speedup", "4", 4, 4),
     )
-    points = [point(), point(x=3.0, y=2.0)]
-    found = figure_of(*points, stated=numbers)
+    found = figure_of(*[point(), point(x=3.0, y=2.0)], stated=numbers)
     (ax,) = drawn(found).axes
     assert list(ax.lines[-1].get_xdata()) == [2, 2]
     assert [(bar.get_y(), round(bar.get_height(), 6)) for bar in ax.patches] == [(1.2, 0.3)]
     assert {text.get_text() for text in ax.texts} == {"2", "1.2–1.5", "64 →"}
     assert ax.get_xlim()[1] < 4, "the range stays that of the points"
-    said = stated(found)
-    assert said.endswith("worse from 64; of another panel: 3; a 4× speedup.")
+    assert stated(found).endswith("worse from 64; of another panel: 3; a 4× speedup.")
     rows = list(csv.DictReader(as_csv(found).splitlines()))[2:]
     assert [(r["kind"], r["at"], r["x"], r["low"], r["reason"]) for r in rows[:3]] == [
         ("stated", "x", "2.0", "", "best at 2"),

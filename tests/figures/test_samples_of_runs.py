@@ -69,16 +69,14 @@ def test_a_figure_is_drawn_from_an_archive_alone(tmp_path) -> None:
     runs = {record.identity_hash for record in Store(tmp_path / "runs").records()}
     pack(tmp_path, tmp_path / "runs.tar.xz", with_samples=runs)
     shutil.rmtree(tmp_path / "runs")
-    found = drawn(tmp_path / "runs")
-    assert found.drawn(measured=True).equals(before.drawn(measured=True))
+    assert drawn(tmp_path / "runs").drawn(measured=True).equals(before.drawn(measured=True))
 
 
 def test_a_damaged_samples_file_is_named_below_the_runs_folder(tmp_path) -> None:
     sealed(tmp_path)
     for path in tmp_path.rglob(SAMPLES):
         path.write_text("no sample\n")
-    found = drawn(tmp_path)
-    reasons = empty_steps(found)
+    reasons = empty_steps(drawn(tmp_path))
     assert len(reasons) == 3
     assert all(r.startswith("miniquiz/") and "is damaged" in r for r in reasons)
 

@@ -208,8 +208,7 @@ def test_the_authors_loop(case: Case) -> None:
     proof = partial(takes_more_than_masked, case, decoder)
     generation, model = check(case, decoder, forwards_of(case), proof)
     if case["method"].startswith("fast_dllm") and case["method"].endswith("_cache"):
-        sample = counted(generation, model.special)
-        assert measure("forwards/fast_dllm", [sample]) == case["nfe"]
+        assert measure("forwards/fast_dllm", [counted(generation, model.special)]) == case["nfe"]
 
 
 @each([case for case in LOOPS if case["method"] in DENSE])

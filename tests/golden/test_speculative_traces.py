@@ -193,8 +193,7 @@ def committed(entry: dict[str, Any], stops: list[int]) -> list[int]:
 
 
 def check_round(row: Any, proposal: Proposal, entry: dict[str, Any]) -> None:
-    drafted = entry.get("drafted") or entry["proposed"]
-    assert proposal.tokens_D.tolist() == drafted
+    assert proposal.tokens_D.tolist() == (entry.get("drafted") or entry["proposed"])
     assert row.cached == entry["anchor_pos"]
     if "proposed" in entry:
         assert proposal.tokens_D[: row.proposed].tolist() == entry["proposed"]

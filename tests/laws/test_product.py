@@ -27,6 +27,7 @@ from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.learn2pd import EndOfTextPrediction
 from tests.helpers import tiny_denoiser
 from tests.pieces import SLOTS, SMALL, Table, decoders, pieces
 from tests.tiers import covering, covering_pairs
@@ -36,8 +37,8 @@ MODEL = Table()
 PAIRED = tuple(slot for slot in SLOTS if slot != "revise")
 
 
-def check_laws(decoder: MaskedDecoder) -> None:
-    generation = decoder.generate(MODEL, REQUEST)
+def check_laws(decoder: MaskedDecoder, request: Request = REQUEST) -> None:
+    generation = decoder.generate(MODEL, request)
     writes = generation.trace.writes(generation.born)
     standing = sum(one.committed - one.remasked for one in writes)
     moves = Condition.FIXED_CANVAS not in decoder.schedule.gives
@@ -56,8 +57,8 @@ def check_laws(decoder: MaskedDecoder) -> None:
     assert idle or gives_up or looks_on or 0 not in counts[:-1], "every forward makes progress"
     for token, born in zip(generation.ids, generation.born, strict=True):
         assert (token == MODEL.special.mask) == (born == MASKED), "what is decoded is no mask"
-    assert len(generation.ids) <= REQUEST.max_new_tokens + SMALL["block"]
-    assert generation.cut["length"] <= REQUEST.max_new_tokens
+    assert len(generation.ids) <= request.max_new_tokens + SMALL["block"]
+    assert generation.cut["length"] <= request.max_new_tokens
     if MASKED in generation.born and len(generation.trace) < SMALL["forwards"]:
         assert generation.cut["eos"] < generation.born.index(MASKED), "masks are left after the end"
 
@@ -140,6 +141,19 @@ def is_made(chosen: Mapping[str, Any]) -> bool:
 def test_every_decoder_obeys(name: str) -> None:
     check_laws(decoders()[name])
     check_repeats(decoders()[name])
+
+
+REMEMBER = "d3llm lopa multi_bd_edit s2d2_llada21 freedave dkv_cache_greedy elastic_cache"
+
+
+@pytest.mark.parametrize("name", REMEMBER.split())
+def test_what_is_remembered_of_a_block_may_be_longer_than_the_block(name: str) -> None:
+    """A stop has cut the canvas within it."""
+    decoder = replace(decoders()[name], stop=EndOfTextPrediction())
+    for prompt in (range(16, 19), range(17, 21), range(18, 23)):
+        request = replace(REQUEST, prompt_ids=tuple(prompt), max_new_tokens=24)
+        check_laws(decoder, request)
+        decoder.generate(tiny_denoiser("llada", 3), request)
 
 
 @pytest.mark.parametrize("slot", SLOTS)
