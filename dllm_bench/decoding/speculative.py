@@ -87,7 +87,7 @@ class FixedLength(VerifyLength):
 @register("verify.greedy_match")
 @dataclass(frozen=True)
 class GreedyMatch(Verify):
-    """Accept while the target draws the same token; the text is its plain decoding.
+    """Accept while the target draws the same token; at temperature 0 the text is the target's.
 
     Verification by equality, the rule of z-lab/dflash@44947fb and of DDTree's release.
 
