@@ -94,8 +94,7 @@ class Smoothing(MaskedPiece):
         if expected_KLH is None:
             return
         open_KL = branches.masked_KL & (branches.tokens_KL == branches.special.mask)
-        added_KLH = expected_KLH[:, : branches.length] * open_KL[..., None]
-        round.plan = with_added(round.plan, added_KLH)
+        round.plan = with_added(round.plan, expected_KLH[:, : branches.length] * open_KL[..., None])
 
     def on_scores(self, round: Round) -> None:
         """Remember the weighted mean embeddings of the rows that were computed."""
