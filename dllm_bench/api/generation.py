@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -26,6 +26,7 @@ from torch import Tensor
 from dllm_bench.api.compose import as_override, compose, compose_decoder
 from dllm_bench.benchmarks.items import likelihoods_of, option_of, request_of
 from dllm_bench.core.benchmark import Turns
+from dllm_bench.core.declared import Positive, fits, refusal, shown
 from dllm_bench.core.decoder import BatchedDecoder, Decoder, Piece
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
@@ -211,8 +212,7 @@ class Completion:
     @property
     def order(self) -> DecodingOrder:
         """Which forward committed which token."""
-        decode = self.model.text.decode_visibly
-        return decoding_order(self.sample, decode, self.decoder)
+        return decoding_order(self.sample, self.model.text.decode_visibly, self.decoder)
 
     def metrics(self) -> dict[str, float]:
         """Return metrics by name (`tpf/emitted`, …); those that one sample does not define are left
@@ -251,6 +251,9 @@ class Completion:
 
 Prompt = str | Turns
 OnCommit = Callable[[Committed], object]
+SETTINGS = {
+    "max_new_tokens": Positive | None, "batch": Positive, "stop": Sequence[str], "seed": int,
+}  # fmt: skip
 
 
 def generate(
@@ -280,17 +283,21 @@ def generate(
 
     DllmBenchError if model, decoder and settings do not fit together.
     """
+    several = as_list(prompts)
+    settings = {"max_new_tokens": max_new_tokens, "batch": batch, "stop": stop, "seed": seed}
+    for name, declared in SETTINGS.items():
+        if not fits(settings[name], declared):
+            raise refusal("generate", name, declared, settings[name])
     if on_commit is not None and batch != 1:
         raise DllmBenchError(
             f"on_commit follows one request at a time, and batch={batch} was given; leave one out."
         )
     loaded = model if isinstance(model, LoadedModel) else load_model(model)
     chosen = composed_decoder(decoder, []) if isinstance(decoder, str) else decoder
-    several = as_list(prompts)
     gaps = [loaded.special.mask in loaded.encode(one) for one in several]
     if any(gaps):
         chosen = gap_filler(chosen, all(gaps), max_new_tokens)
-    new = max_new_tokens or (None if any(gaps) else NEW_TOKENS)
+    new = None if any(gaps) else max_new_tokens or NEW_TOKENS
     spec = spec_of(loaded, chosen, seed=seed, batch=batch)
     generator = PromptGenerator(spec, chosen, loaded)
     requests = (generator.request(one, new, tuple(stop)) for one in several)
@@ -355,10 +362,16 @@ def stream(
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts; a single text or chat becomes a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    every: list[Any] = list(prompts)
-    return [every] if every and isinstance(every[0], Mapping) else every
+    is_one = isinstance(prompts, str) or not isinstance(prompts, Iterable)
+    every: list[Any] = [prompts] if is_one else list(prompts)
+    every = [every] if every and isinstance(every[0], Mapping) else every
+    for one in every:
+        if not fits(one, str | Sequence[Mapping[str, Any]]):
+            raise DllmBenchError(
+                f"A prompt is {shown(one)}; give a text, a chat "
+                '([{"role": "user", "content": …}, …]), or a list of such.'
+            )
+    return every
 
 
 def spec_of(model: LoadedModel, decoder: Decoder, **settings: Any) -> RunSpec:

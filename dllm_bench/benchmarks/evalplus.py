@@ -251,8 +251,7 @@ class EvalPlusBenchmark(BenchmarkSettings, ItemsBenchmark):
             "atol": problem["atol"],
         }
         examiner = sandbox.compare_calls(self._inputs(problem), asked)
-        outcome = sandbox.examine(program, examiner, source.limits)
-        return _sample_score(outcome, self.primary)
+        return _sample_score(sandbox.examine(program, examiner, source.limits), self.primary)
 
     def _inputs(self, problem: Item) -> dict[str, list[Any]]:
         """Return stage -> argument lists, with the tuples, sets and complex numbers JSON cannot

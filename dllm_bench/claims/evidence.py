@@ -136,8 +136,7 @@ def only_half(planned: PlannedCell, half: int | None) -> PlannedCell:
         return planned
     record = planned.run.record
     run = replace(planned.run, record=_half_of(record, half)) if record else planned.run
-    parts = tuple(only_half(part, half) for part in planned.parts)
-    return PlannedCell(planned.cell, run, parts)
+    return PlannedCell(planned.cell, run, tuple(only_half(part, half) for part in planned.parts))
 
 
 def _half_of(record: RunRecord, half: int) -> RunRecord:

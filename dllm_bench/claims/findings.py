@@ -221,8 +221,7 @@ def markdown(found: Findings, link: Callable[[str], str]) -> str:
         }
         return one.text.format(**numbers)
 
-    page = environment(TEMPLATES).get_template("findings.md")
-    return page.render(found=found, linked=linked)
+    return environment(TEMPLATES).get_template("findings.md").render(found=found, linked=linked)
 
 
 def statements(found: Findings) -> str:

@@ -306,8 +306,7 @@ def draw_figures(arguments: Namespace) -> int:
     from dllm_bench.figures.draw import headline, lines, why_kept, write
     from dllm_bench.figures.points import build_figure, make_replays, missing_replays
 
-    tables = [figure.table for figure in figures]
-    plans, failed = plan_and_fill(arguments, tables, store)
+    plans, failed = plan_and_fill(arguments, [figure.table for figure in figures], store)
     if arguments.commands:
         return print_lines(command_lines(plans))
     folder = store.root.parent / "figures"
@@ -344,8 +343,7 @@ def judge(arguments: Namespace) -> int:
     with planner_of(arguments, store) as planner:
         judgements = verdict.judge_stored(profile, planner)
     chosen = [one for one in judgements if one.claim.name in shown]
-    is_one = len(chosen) == 1
-    print_lines(chosen[0].details() if is_one else verdict_lines(chosen, arguments))
+    print_lines(chosen[0].details() if len(chosen) == 1 else verdict_lines(chosen, arguments))
     return print_failures(failed)
 
 

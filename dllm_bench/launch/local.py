@@ -100,8 +100,7 @@ class RunJob:
             except Exception as error:  # a bug in one run must not end the others
                 return [outcome_of(first, error)]
             return [RunOutcome(first)]
-        loggers = list(map(make_logger, self.specs))
-        errors = run_in_turns(self.specs, loggers=loggers, **given)
+        errors = run_in_turns(self.specs, loggers=list(map(make_logger, self.specs)), **given)
         return [outcome_of(spec, error) for spec, error in zip(self.specs, errors, strict=True)]
 
 

@@ -151,8 +151,7 @@ def prepare(spec: RunSpec, deps: Dependencies) -> tuple[Benchmark, Decoder, Deco
     for one in (decoder, *([] if baseline is None else [baseline])):
         require_kind(spec, benchmark, one)
     deps.prepare(spec)
-    loaded = deps.model(spec)
-    return benchmark, decoder, baseline, loaded
+    return benchmark, decoder, baseline, deps.model(spec)
 
 
 def require_kind(spec: RunSpec, benchmark: Benchmark, decoder: Decoder | None) -> None:

@@ -177,8 +177,7 @@ class Client:
                 "of models; name the address of an OpenAI-compatible server with model.url."
             )
         try:
-            entries = parse_json(text)["data"]
-            return [entry for entry in entries if isinstance(entry, dict)]
+            return [entry for entry in parse_json(text)["data"] if isinstance(entry, dict)]
         except (ValueError, KeyError, TypeError):
             return []
 

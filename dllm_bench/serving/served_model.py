@@ -144,8 +144,7 @@ def encode(prompt: str | Turns) -> list[int]:
 
 def prompt_of(request: Request) -> str | list[dict[str, str]]:
     """Invert `encode`: return text or chat turns."""
-    text = bytes(request.prompt_ids).decode(errors="surrogatepass")
-    return json.loads(text)
+    return json.loads(bytes(request.prompt_ids).decode(errors="surrogatepass"))
 
 
 def warmup_prompt(prompt: str | Sequence[Mapping[str, str]], start: str) -> list[int]:

@@ -119,8 +119,7 @@ class SiteBuilder:
         tables = list(self._build_tables(run_pages))
         built_tables = {built.table.name: built for _, built in tables}
         judgements = judge_stored(load_profile(self.profile), self.planner)
-        findings = pages.findings_page(Findings(judgements, built_tables))
-        self._write(pages.FINDINGS_PAGE, findings)
+        self._write(pages.FINDINGS_PAGE, pages.findings_page(Findings(judgements, built_tables)))
         groups = compare_page.comparable_runs(records.values())
         for group in groups:
             self._write(group.address, compare_page.comparison_page(group, run_pages))

@@ -63,8 +63,7 @@ class ComparedRuns:
     def decoders(self) -> str:
         """The names of the decoders, the first three and how many more."""
         names = list(dict.fromkeys(record.spec.label for record in self.records))
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return ", ".join(names[:3]) + more
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     @property
     def heading(self) -> str:

@@ -107,8 +107,7 @@ COMMANDS = [
 def test_commands_read_a_run_of_an_object(command, stored, tmp_path, monkeypatch, capsys) -> None:
     folder, record = stored
     monkeypatch.chdir(tmp_path)
-    words = command.replace("RUN", record.spec.short).split()
-    assert main([*words, "--results", str(folder)]) == 0
+    assert main([*command.replace("RUN", record.spec.short).split(), "--results", str(folder)]) == 0
     assert "dllm-bench:" not in capsys.readouterr().err
 
 

@@ -393,8 +393,7 @@ def test_a_verdict_says_whether_its_runs_are_older_than_the_claim() -> None:
     day = datetime.fromtimestamp(made.runs[0].record.sealed_at, UTC).date()
     for later in (0, 1):
         frozen = claim(TPF, frozen=day + timedelta(days=later))
-        again = verdict(frozen, [[1.0] * 60] * 2, forwards)
-        assert again.rests_on_older_runs is bool(later)
+        assert verdict(frozen, [[1.0] * 60] * 2, forwards).rests_on_older_runs is bool(later)
 
 
 def test_no_claim_is_of_the_future_and_no_two_compare_the_same_cells_by_one_metric() -> None:

@@ -189,8 +189,7 @@ def takes_more_than_masked(case: Case, decoder: MaskedDecoder) -> str | None:
     pairs = enumerate(zip(ours, theirs, strict=False))
     forward = next(i for i, (own, other) in pairs if own[: len(other)] != other) - 1
     masks = ours[forward][: model.plans[forward].rows[1]].count(model.special.mask)
-    why = f"tie: too few masks ({masks}) for the released top-{count}"
-    return why if masks < count else None
+    return f"tie: too few masks ({masks}) for the released top-{count}" if masks < count else None
 
 
 EVERY = (case for file in known() for case in cases(file))

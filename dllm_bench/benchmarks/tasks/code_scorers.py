@@ -183,8 +183,7 @@ class Tests:
             return ProgramOutcome(
                 JUDGE_ERROR, "", 0.0, "the tests cannot be kept apart from the program"
             )
-        examiner = sandbox.Examiner("check", {"pieces": self.pieces})
-        return sandbox.examine(program, examiner, limits)
+        return sandbox.examine(program, sandbox.Examiner("check", {"pieces": self.pieces}), limits)
 
 
 @lru_cache(maxsize=4096)
