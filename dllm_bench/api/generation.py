@@ -42,7 +42,7 @@ from dllm_bench.models.spec import CANVAS
 from dllm_bench.paths import conf_dirs, options
 from dllm_bench.registry import describe, require_known
 from dllm_bench.runs.dependencies import Loaded
-from dllm_bench.runs.runner import ready, sample_record, timed
+from dllm_bench.runs.runner import ready, require_memory, sample_record, timed
 from dllm_bench.runs.sessions import check_batched
 from dllm_bench.site.decoding_order import DecodingOrder, colours_of_forward, decoding_order
 from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup
@@ -414,6 +414,7 @@ class PromptGenerator:
         request = Request(self._name(ids), ids, max_new_tokens or 1, stop, str(prompt))
         if max_new_tokens is None:
             request = filling(request, self.loaded.denoiser.special)
+        require_memory(self.spec, self.decoder, self.loaded, request)
         return ready(self.spec, self.decoder, self.loaded, request)
 
     def _name(self, ids: tuple[int, ...]) -> str:

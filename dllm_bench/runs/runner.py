@@ -312,7 +312,8 @@ class RunSession:
         longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
         branches = max(decoder.summary().branches for decoder in self._in_turn(0))
         self.loaded.denoiser.expect_canvas(longest, branches)
-        self._require_memory(max(warmups, key=lambda request: request.max_new_tokens))
+        largest = max(warmups, key=lambda request: request.max_new_tokens)
+        require_memory(self.spec, self.decoder, self.loaded, largest)
         self._warm_up(warmups)
         environment = provenance.environment_of(self.spec)
         if note := self._note():
@@ -326,22 +327,6 @@ class RunSession:
         index = self.opened.begin(Session(self.deps.now(), warmups, environment))
         self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
         return index
-
-    def _require_memory(self, request: Request) -> None:
-        """Refuse a run if one layer's activations would not fit into memory."""
-        decoder = self.decoder.summary()
-        new = request.max_new_tokens
-        branches = (decoder.branches - 1) * min(decoder.block or new, new)
-        positions = self.spec.batch * (len(request.prompt_ids) + new + branches)
-        needed = positions * getattr(self.loaded.denoiser, "position_bytes", 0)
-        available = memory_bytes(self.spec.hardware.device)
-        if needed > available:
-            raise DllmBenchError(
-                f"The run asks for {positions:,} positions at a time (batch {self.spec.batch}, "
-                f"{new} new tokens, {decoder.branches} branches), which take {needed / 2**30:,.0f} "
-                f"GiB in one layer, and the device has {available / 2**30:,.0f}; lower "
-                "benchmark.max_new_tokens, batch, or the number of branches."
-            )
 
     def _warm_up(self, warmups: Sequence[Request]) -> None:
         for request in warmups:
@@ -474,8 +459,23 @@ def sample_record(
 def seed_of(spec: RunSpec, request: Request) -> int:
     """Return the seed of the request's random numbers (56 bits), from the run's seed and the
     request's id."""
-    text = f"{spec.seed}/{request.id}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+    return int.from_bytes(hashlib.sha256(f"{spec.seed}/{request.id}".encode()).digest()[:7], "big")
+
+
+def require_memory(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> None:
+    """Refuse a request if one layer's activations would not fit into memory."""
+    one, new = decoder.summary(), request.max_new_tokens
+    branches = (one.branches - 1) * min(one.block or new, new)
+    positions = spec.batch * (len(request.prompt_ids) + new + branches)
+    needed = positions * getattr(loaded.denoiser, "position_bytes", 0)
+    available = memory_bytes(spec.hardware.device)
+    if needed > available:
+        raise DllmBenchError(
+            f"The run asks for {positions:,} positions at a time (batch {spec.batch}, "
+            f"{new} new tokens, {one.branches} branches), which take {needed / 2**30:,.0f} "
+            f"GiB in one layer, and the device has {available / 2**30:,.0f}; lower "
+            "benchmark.max_new_tokens, batch, or the number of branches."
+        )
 
 
 def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> Request:

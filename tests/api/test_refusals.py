@@ -98,6 +98,7 @@ def unknown_class(_: Path) -> None:
         (generate("2 +", batch=0), "batch 0; give a whole number of 1 or more"),
         (generate("2 +", max_new_tokens=0), "max_new_tokens 0; give a whole number of 1 or more"),
         (generate("2 +", stop="."), "stop '.'; give a list"),
+        (generate("2 +", max_new_tokens=10**12), "lower benchmark.max_new_tokens"),
         (generate("2 +", 5), "A prompt is 5; give a text, a chat"),
         (pin(-1, "fast_dllm"), "new position -1 and has 6 new tokens"),
         (pin(6, "sdar"), "new position 6 and has 6"),  # of a canvas of two whole blocks of 4

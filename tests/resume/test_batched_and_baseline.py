@@ -92,8 +92,7 @@ def test_no_request_has_a_time_of_its_own(tmp_path: Path) -> None:
     assert record.summary["tps/throughput"] == pytest.approx(tokens / 7)
     assert record.summary["tpf/emitted"] == tokens / sum(record.columns["forwards"])
     assert f"left empty: {NO_TIME}" in summary(record)
-    sample = read_samples(Store(tmp_path).path(record.spec))["item-0"]
-    assert "ms" not in sample.trace
+    assert "ms" not in read_samples(Store(tmp_path).path(record.spec))["item-0"].trace
 
 
 def test_a_broken_batch_goes_on_where_it_stopped(tmp_path: Path) -> None:
