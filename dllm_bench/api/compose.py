@@ -246,11 +246,14 @@ def checkpoint_overrides(source: str) -> list[str]:
 
 
 def as_override(key: str, value: Any) -> str:
-    """Return the override that sets a key to a value: None, a number, a text, or a list of
+    """Return the override that sets a key to a value: None, a number, a text, a path, or a list of
     these."""
-    if not isinstance(value, str):
-        return f"{key}={json.dumps(value)}"
-    quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+    if not isinstance(value, (str, Path)):
+        try:
+            return f"{key}={json.dumps(value)}"
+        except TypeError as error:
+            raise DllmBenchError(f"{key} is {value!r}; give a number, a text or a list.") from error
+    quoted = str(value).replace("\\", "\\\\").replace("'", "\\'")
     return f"{key}='{quoted}'"
 
 

@@ -294,6 +294,8 @@ def generate(
         )
     loaded = model if isinstance(model, LoadedModel) else load_model(model)
     chosen = composed_decoder(decoder, []) if isinstance(decoder, str) else decoder
+    if not hasattr(chosen, "summary"):
+        raise DllmBenchError(f"The decoder is {chosen!r}; give a name, or an object of `decoder`.")
     gaps = [loaded.special.mask in loaded.encode(one) for one in several]
     if any(gaps):
         chosen = gap_filler(chosen, all(gaps), max_new_tokens)

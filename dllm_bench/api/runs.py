@@ -127,6 +127,13 @@ class Chosen:
     benchmark: str | Benchmark
     stored: bool = True  # else no run is looked up by the hash of its weights
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, (str, Path)) and not hasattr(self.model, "metadata"):
+            raise DllmBenchError(
+                f"The model is a {type(self.model).__name__}; give a name, a folder, or what "
+                "load_model or wrap returns."
+            )
+
     def composed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration. An object appears as a description instead of a chosen name."""
         chosen = {"model": self.model, "decoder": self.decoder, "benchmark": self.benchmark}
@@ -175,7 +182,7 @@ def make_run(
     from dllm_bench.runs.dependencies import REAL
     from dllm_bench.runs.progress import RunProgress
 
-    place = {} if results is None else {"paths.results": str(results)}
+    place = {} if results is None else {"paths.results": results}
     config = chosen.composed({**settings, **place})
     tasks, loaded = chosen.tasks, chosen.loaded
     deps = REAL
@@ -277,7 +284,7 @@ def records(results: str | Path | None = None, by: Literal["run", "sample"] = "r
 def open_store(results: str | Path | None = None) -> Store:
     """Return the store of a results directory; the configured one if none is named."""
     folder = RunConfig(compose([])).paths.results if results is None else results
-    return Store.in_results(str(folder))
+    return Store.in_results(folder)
 
 
 def _identity_row(record: RunRecord) -> dict[str, Any]:

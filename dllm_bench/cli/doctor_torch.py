@@ -347,8 +347,7 @@ def numerics(check: GpuCheck) -> Found:
 
 def hard_logits(rows: int, length: int) -> Tensor:
     """Return (R, V): a token at -inf in every row; and a tie in the first row."""
-    generator = torch.Generator().manual_seed(length)
-    logits_RV = 4 * torch.randn(rows, length, generator=generator)
+    logits_RV = 4 * torch.randn(rows, length, generator=torch.Generator().manual_seed(length))
     logits_RV[:, 3] = -torch.inf
     logits_RV[0, [1, length - 1]] = 30.0
     return logits_RV
@@ -499,8 +498,7 @@ def decoded(
     """Return request -> its generation by a decoder."""
     model, decoder = embedded(DECODERS[name], device, dtype, compiled), generation.decoder(name)
     ready = [decoder.prepare(model.denoiser, request) for request in requests(model)]
-    made = generation.decode_together(model, decoder, ready, batch)
-    return {one.request_id: one for one in made}
+    return {one.request_id: one for one in generation.decode_together(model, decoder, ready, batch)}
 
 
 @cache

@@ -248,8 +248,7 @@ HEADINGS = {"attained": "at the level", "wait_s": "wait s"}  # others follow fro
 def simulate(arguments: Namespace) -> int:
     """Simulate, print the points, and write them in full precision if requested."""
     store = open_store(arguments)
-    entries = [store.find(name) for name in arguments.runs]
-    points = simulated(arguments, entries)
+    points = simulated(arguments, [store.find(name) for name in arguments.runs])
     rows = list(map(asdict, points))
     if arguments.out:
         write_atomic(arguments.out, csv_text(list(rows[0]), rows))

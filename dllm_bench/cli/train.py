@@ -98,8 +98,7 @@ def train_adapter(arguments: Namespace) -> int:
     out = arguments.out or folder / f"{model.name}-block{job.block}"
     spec = inputs.model_spec(model)
     loaded = load_model(spec)
-    texts = adapters.texts_of(job, loaded, spec.chat)
-    adapters.AdapterTraining.start(job, loaded, texts).run(out)
+    adapters.AdapterTraining.start(job, loaded, adapters.texts_of(job, loaded, spec.chat)).run(out)
     return print_written(
         out,
         f"model={arguments.model} model.lora={out} model.attention_form=block_causal "

@@ -32,7 +32,7 @@ def unknown_name(
     choose = f"{question}Choose" if question else "choose"
     shown = known
     if len(known) > 2 * SHOWN:
-        shown = get_close_matches(name, known, n=SHOWN, cutoff=0)
+        shown = get_close_matches(str(name), known, n=SHOWN, cutoff=0)
         command = f"; `{listing}` lists them" if listing else ""
         more = f" (the nearest of {len(known)}{command}){more}"
     return f"There is no {kind} {name!r}; {choose} one of: {', '.join(shown)}{more}."
@@ -41,7 +41,7 @@ def unknown_name(
 def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
     """Return "did you mean 'x'? " with the nearest known name after `prefix`; empty if none is
     near."""
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(str(name), known, n=1)
     return f"did you mean {prefix + near[0]!r}? " if near else ""
 
 

@@ -233,8 +233,7 @@ def bars(ax: Axes, panel: Panel) -> None:
 
 def heat(ax: Axes, panel: Panel) -> None:
     """Draw a colour at (x, y) for z; points without z are dots on it."""
-    cells = panel.placed[panel.placed.z.notna()]
-    grid = cells.pivot_table("z", "y", "place", aggfunc="last")
+    grid = panel.placed[panel.placed.z.notna()].pivot_table("z", "y", "place", aggfunc="last")
     values = panel.built.placed.z  # of all panels, so that a colour means the same in each
     colours: dict[str, Any] = {"cmap": "viridis", "shading": "nearest", "rasterized": True}
     colours |= {"vmin": values.min(), "vmax": values.max()}

@@ -223,8 +223,7 @@ class Client:
     def _printable(self, text: str) -> str:
         """Return a server's message in a form safe to show: without key and control characters, and
         cut."""
-        shown = strike_out(text)[:SHOWN]
-        return "".join(one if one.isprintable() else "\ufffd" for one in shown)
+        return "".join(one if one.isprintable() else "\ufffd" for one in strike_out(text)[:SHOWN])
 
     @cached_property
     def tokenizer(self) -> Any:

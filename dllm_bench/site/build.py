@@ -206,8 +206,7 @@ class SiteBuilder:
             hashes = tuple(self.only)
             return [e for e in entries if e.record and e.spec.identity_hash.startswith(hashes)]
         dated = [(entry.record.sealed_at, entry) for entry in entries if entry.record]
-        last = sorted(dated, key=lambda pair: -pair[0])[: self.most_pages]
-        return [entry for _, entry in last]
+        return [entry for _, entry in sorted(dated, key=lambda pair: -pair[0])[: self.most_pages]]
 
     def _page(self, short: str) -> Path:
         return self.out / pages.run_address(short)

@@ -420,12 +420,12 @@ def results_directory(results: object) -> Path:
 
     Refuses an empty name (it would mean the working directory) and a path through a file.
     """
-    if not isinstance(results, str) or not results:
+    if not isinstance(results, (str, Path)) or not str(results):
         raise DllmBenchError(
             f"The results directory is {results!r}; name one with paths.results=DIR, --results DIR "
             "or DLLM_BENCH_RESULTS."
         )
-    folder = expanded(results)
+    folder = expanded(str(results))
     if files := [path for path in (folder, *folder.parents) if path.is_file()]:
         raise DllmBenchError(
             f"The results directory is {results}, and {files[0]} is a file; name a directory."

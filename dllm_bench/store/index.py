@@ -202,8 +202,7 @@ class RecordIndex:
         """Yield every run folder, by path, with its record's fingerprint: empty if not sealed."""
         archive = self._archive
         packed = set(self._packed(archive))
-        on_disk = matching(self.root, "*/*/*")
-        names = {path.relative_to(self.root).as_posix() for path in on_disk}
+        names = {path.relative_to(self.root).as_posix() for path in matching(self.root, "*/*/*")}
         self._names = names | packed
         for name in sorted(self._names, key=lambda name: self.root / name):
             own = fingerprint(self.root / name / RECORD) if name in names else []

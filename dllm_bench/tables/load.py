@@ -53,8 +53,7 @@ def names_of(kind: str) -> list[str]:
 def title_of(kind: str, name: str) -> str:
     """Return the title of a table or figure, read without the rest of its yaml; empty if it has
     none."""
-    text = conf_file(f"{kind}/{name}.yaml").read_text(encoding="utf-8")
-    found = TITLE.search(text)
+    found = TITLE.search(conf_file(f"{kind}/{name}.yaml").read_text(encoding="utf-8"))
     return str(yaml.safe_load(found[1])) if found else ""
 
 

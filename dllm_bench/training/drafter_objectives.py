@@ -147,8 +147,7 @@ def blocks_at(anchors_BN: Tensor, kept_BN: Tensor, answer_BL: Tensor, slots: int
     """Return blocks with their labels: of `slots` that predict, d predicts the token at anchor + 1
     + d."""
     length = answer_BL.shape[1]
-    ahead_D = torch.arange(1, slots + 1, device=anchors_BN.device)
-    labels_BND = anchors_BN[..., None] + ahead_D
+    labels_BND = anchors_BN[..., None] + torch.arange(1, slots + 1, device=anchors_BN.device)
     inside_BND, labels_BND = labels_BND < length, labels_BND.clamp(max=length - 1)
     wanted_BND = inside_BND & at(answer_BL, labels_BND) & kept_BN[..., None]
     return DraftBlocks(anchors_BN, labels_BND, wanted_BND.long().cumprod(-1).bool())

@@ -176,6 +176,5 @@ def test_no_frames_pass_and_none_break_the_judge(count: int) -> None:
 
 
 def test_the_right_values_pass_the_same_way() -> None:
-    right = framed(encode(("value", SECRET))) * 2
-    assert judged(right, "equal") == ("passed", "")
+    assert judged(framed(encode(("value", SECRET))) * 2, "equal") == ("passed", "")
     assert loaded(framed(encode(("ended", "", ["f"])))) == ("ended", "")

@@ -85,8 +85,7 @@ SHORT = f"{RUN} benchmark.max_new_tokens=32"
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A small run, which imports all that a run takes."""
-    results = f"paths.results={tmp_path_factory.mktemp('imported')}"
-    assert main([*SHORT.split(), results]) == 0
+    assert main([*SHORT.split(), f"paths.results={tmp_path_factory.mktemp('imported')}"]) == 0
 
 
 @pytest.mark.usefixtures("imported")

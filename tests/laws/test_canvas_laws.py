@@ -80,8 +80,7 @@ def test_the_trace_tells_every_change_of_every_position() -> None:
     writes = generation.trace.writes(generation.born)
     assert sum(one.committed for one in writes) == len(generation.ids)
     assert [one.committed for one in writes if one.committed] == [CANVAS, CANVAS]
-    stored = Trace.from_columns(generation.trace.columns())
-    assert stored.forwards == generation.trace.forwards
+    assert Trace.from_columns(generation.trace.columns()).forwards == generation.trace.forwards
 
 
 @pytest.mark.parametrize("batch", [2, 3])

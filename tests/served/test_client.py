@@ -213,8 +213,7 @@ def test_the_key_is_sent_and_never_shown(status, key_env, words, monkeypatch) ->
     reply = Reply([json.dumps(repeated).encode()], status=status)
     with Server(scripted(reply)) as server:
         sentence = refused(server.url, key_env=key_env, retries=0)
-    sent = server.received[0].headers.get("Authorization")
-    assert sent == (f"Bearer {KEY}" if key_env else None)
+    assert server.received[0].headers.get("Authorization") == (f"Bearer {KEY}" if key_env else None)
     assert words in sentence and f"{status}" in sentence
     assert not key_env or KEY[:6] not in sentence
     assert KEY not in repr(client(server.url, key_env=key_env)[0])

@@ -221,8 +221,7 @@ def test_a_server_that_does_not_count(tokenizer: str, causal: Causal, tmp_path: 
     assert record.summary["requests/retokenised"] == here
     assert (record.summary["latency/mean"] or 0) > 0
     if not here:
-        why = definitions.definition("tps/e2e").why_undefined(record.samples)
-        assert why == NO_USAGE
+        assert definitions.definition("tps/e2e").why_undefined(record.samples) == NO_USAGE
 
 
 def test_stop_strings_cut_what_the_server_did_not(tmp_path: Path) -> None:

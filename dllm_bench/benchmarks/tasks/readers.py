@@ -153,8 +153,7 @@ def convert_hellaswag(row: Row) -> Row:
 def plain_caption(text: str) -> str:
     """Return a text of HellaSwag without WikiHow's bracketed titles and double spaces, as in
     lm-eval."""
-    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
-    return text.replace("  ", " ")
+    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 
 def convert_piqa(row: Row) -> Row:
