@@ -117,7 +117,8 @@ class CausalCache(Cache):
     def plan(self, round: Round) -> ForwardPlan:
         reuse_prefix(self.reuse, round)
         window, kv = round.window, round.kv
-        feed, rows = (kv.length, window.start), (window.start, window.stop)
+        # the last token again where the model chose the mask after it, which commits nothing
+        feed, rows = (min(kv.length, window.start - 1), window.start), (window.start, window.stop)
         return ForwardPlan(kind_of(kv), feed, rows, feed, "block_causal", 1)
 
 

@@ -185,6 +185,7 @@ PARTS: list[tuple[Make, str]] = [
 ]
 FIVES = replace(BASE, schedule=Blocks(5))
 PIPED = replace(BASE, select=Best(1), schedule=Pipeline(5, 0.1, 0.9))
+FREE = replace(decoders()["ar"], forbid_mask=False)
 THRICE = (OPTION._replace(ids=OPTION.ids * 3),)
 OF_IDS = FunctionDenoiser(Embedding(VOCAB, VOCAB), Table().special, False)  # a function of ids
 IN_PARTS = replace(BASE, select=Best(1), schedule=SubBlocks(8, 4), cache=HierarchicalCache())
@@ -194,6 +195,7 @@ REQUESTS: list[tuple[Make, str]] = [
     undecoded("pinned .*a schedule with positions that keep .* Daedal", GROWS, pinned=((2, 5),)),
     undecoded("a model with logits of each position at its own row", BLOCKS, "dream"),
     undecoded("no reference", replace(BASE, select=Oracle())),
+    undecoded("forbid_mask=true", FREE, "dream", prompt_ids=(8,), max_new_tokens=60),
     undecoded(r"does not divide the generation length 24.*to a divisor of 24.*\.short", FIVES),
     undecoded(r"schedule\.floor=true", PIPED),
     undecoded("autoregressive target", SpeculativeDecoder(NoDraft()), "dream"),

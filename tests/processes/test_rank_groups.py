@@ -282,8 +282,7 @@ def test_a_lost_process_is_named_and_the_run_goes_on(model, sentence, tmp_path: 
     assert 0 < len(kept) < N
     replicas = 1 if model is Dies else 2
     logger = Mock(Observer)
-    again = spec(**PAIR, replicas=replicas)
-    record = local.run(again, store=store, deps=deps(), logger=logger)
+    record = local.run(spec(**PAIR, replicas=replicas), store=store, deps=deps(), logger=logger)
     assert [name for name, *_ in logger.mock_calls][-2:] == ["finish", "close"]
     assert (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()[: len(kept)] == kept
     alone = local.run(spec(), store=store, deps=deps())

@@ -56,8 +56,7 @@ def test_workers_share_the_runs_and_survive_a_dead_one(tmp_path, capsys) -> None
     for n in (3, 5, 7):
         alone = run(fakes.spec(n), store=Store(tmp_path / "alone"), deps=fakes.deps())
         assert fakes.timeless(store.record(fakes.spec(n))) == fakes.timeless(alone)
-    healed = run_all(specs, store=store, deps=fakes.deps())
-    assert not any(o.error for o in healed)
+    assert not any(o.error for o in run_all(specs, store=store, deps=fakes.deps()))
 
 
 def alive(pid: int) -> bool:
