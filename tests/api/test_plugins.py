@@ -98,8 +98,7 @@ def test_a_piece_that_was_edited_is_another_run(tmp_path, monkeypatch, capsys) -
     choice = ["model=tiny-llada", "limit=1", "hardware=cpu", f"paths.results={results}"]
     for is_known in (False, True):
         assert main(["run", *choice, "benchmark.max_new_tokens=32"]) == 0
-        told = "nothing was decoded, looked up: made on 20"
-        assert (told in capsys.readouterr().out) is is_known
+        assert ("nothing was decoded, looked up: made on 20" in capsys.readouterr().out) is is_known
     inputs = [record.spec.inputs for record in Store(results / "runs").records()]
     assert sum("pieces" in one for one in inputs) == 2 and len(inputs) == 3
 

@@ -129,8 +129,7 @@ def test_a_canvas_that_grows_is_drawn_by_its_final_positions() -> None:
         replace(denoise, canvas=6),
     ]
     cut, born = {"eos": 5, "length": 6}, [2, 3, 3, 3, 3, GIVEN]
-    one = stored_sample([1, 2, 3, 4, 5, 6], born, Trace(forwards), cut=cut, text="")
-    view = view_of(one)
+    view = view_of(stored_sample([1, 2, 3, 4, 5, 6], born, Trace(forwards), cut=cut, text=""))
     assert [step.filled for step in view.steps] == [0, 1 / 5, 2 / 6, 1]
     assert [step.inserted for step in view.steps] == [[2, 2], [4, 1], [3, 1], []]
     assert [token.born for token in view.tokens] == [2, 3, 3, 3, 3, 1], "none is masked"

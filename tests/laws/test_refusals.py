@@ -18,7 +18,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Option, Request
 from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.decoding.speculative import FixedLength, SpeculativeDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
@@ -114,6 +114,7 @@ def undecoded(words: str, decoder: Any, layout: str = "llada", **changes: Any) -
 
 
 SETTINGS: list[tuple[Make, str]] = [
+    (partial(FixedLength, -1), "FixedLength has tokens -1"),
     (partial(SubBlocks, 8, 3), "block of 8 and small 3.*divides"),
     (partial(BlockCache, "full", reuse="exact"), "choose reuse approximate or none"),
     unfit("forbid 'mask'; give 'eos' or 'eot' or 'ends'", forbid="mask"),
@@ -186,6 +187,7 @@ PARTS: list[tuple[Make, str]] = [
 FIVES = replace(BASE, schedule=Blocks(5))
 PIPED = replace(BASE, select=Best(1), schedule=Pipeline(5, 0.1, 0.9))
 FREE = replace(decoders()["ar"], forbid_mask=False)
+HIDDEN = replace(decoders()["sparse_dllm"], schedule=Blocks(8, sees_rest=False))
 THRICE = (OPTION._replace(ids=OPTION.ids * 3),)
 OF_IDS = FunctionDenoiser(Embedding(VOCAB, VOCAB), Table().special, False)  # a function of ids
 IN_PARTS = replace(BASE, select=Best(1), schedule=SubBlocks(8, 4), cache=HierarchicalCache())
@@ -195,6 +197,7 @@ REQUESTS: list[tuple[Make, str]] = [
     undecoded("pinned .*a schedule with positions that keep .* Daedal", GROWS, pinned=((2, 5),)),
     undecoded("a model with logits of each position at its own row", BLOCKS, "dream"),
     undecoded("no reference", replace(BASE, select=Oracle())),
+    undecoded("the schedule .sees_rest. hides some", HIDDEN),
     undecoded("forbid_mask=true", FREE, "dream", prompt_ids=(8,), max_new_tokens=60),
     undecoded(r"does not divide the generation length 24.*to a divisor of 24.*\.short", FIVES),
     undecoded(r"schedule\.floor=true", PIPED),

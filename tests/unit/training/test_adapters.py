@@ -88,8 +88,7 @@ def test_masks_lie_in_answers_and_the_rest_of_their_last_block() -> None:
 def test_a_third_of_the_blocks_is_masked_wholly_and_none_is_left_out_by_a_cut() -> None:
     blocks_JS = adapters._drawn(seeded(0), 1, 40_000, BLOCK).unflatten(1, (-1, BLOCK))[0]
     whole = blocks_JS.all(1).float().mean()
-    expected = 0.35 + 0.35 / BLOCK + 0.30 * 0.25
-    assert abs(whole - expected) < 0.05
+    assert abs(whole - (0.35 + 0.35 / BLOCK + 0.30 * 0.25)) < 0.05
     assert blocks_JS.any(1).float().mean() > 0.95
 
 
