@@ -248,7 +248,7 @@ def checkpoint_overrides(source: str) -> list[str]:
 def as_override(key: str, value: Any) -> str:
     """Return the override that sets a key to a value: None, a number, a text, a path, or a list of
     these."""
-    if not isinstance(value, (str, Path)):
+    if not isinstance(value, (str, os.PathLike)):
         try:
             return f"{key}={json.dumps(value)}"
         except TypeError as error:

@@ -251,9 +251,6 @@ class Completion:
 
 Prompt = str | Turns
 OnCommit = Callable[[Committed], object]
-SETTINGS = {
-    "max_new_tokens": Positive | None, "batch": Positive, "stop": Sequence[str], "seed": int,
-}  # fmt: skip
 
 
 def generate(
@@ -284,10 +281,10 @@ def generate(
     DllmBenchError if model, decoder and settings do not fit together.
     """
     several = as_list(prompts)
-    settings = {"max_new_tokens": max_new_tokens, "batch": batch, "stop": stop, "seed": seed}
-    for name, declared in SETTINGS.items():
-        if not fits(settings[name], declared):
-            raise refusal("generate", name, declared, settings[name])
+    if batch < 1:
+        raise refusal("generate", "batch", Positive, batch)
+    if isinstance(stop, str):
+        raise refusal("generate", "stop", Sequence[str], stop)
     if on_commit is not None and batch != 1:
         raise DllmBenchError(
             f"on_commit follows one request at a time, and batch={batch} was given; leave one out."
@@ -299,7 +296,7 @@ def generate(
     gaps = [loaded.special.mask in loaded.encode(one) for one in several]
     if any(gaps):
         chosen = gap_filler(chosen, all(gaps), max_new_tokens)
-    new = None if any(gaps) else max_new_tokens or NEW_TOKENS
+    new = NEW_TOKENS if max_new_tokens is None and not any(gaps) else max_new_tokens
     spec = spec_of(loaded, chosen, seed=seed, batch=batch)
     generator = PromptGenerator(spec, chosen, loaded)
     requests = (generator.request(one, new, tuple(stop)) for one in several)
@@ -368,7 +365,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     every: list[Any] = [prompts] if is_one else list(prompts)
     every = [every] if every and isinstance(every[0], Mapping) else every
     for one in every:
-        if not fits(one, str | Sequence[Mapping[str, Any]]):
+        if not (isinstance(one, str) or fits(one, Sequence[Mapping[str, Any]])):
             raise DllmBenchError(
                 f"A prompt is {shown(one)}; give a text, a chat "
                 '([{"role": "user", "content": …}, …]), or a list of such.'
@@ -413,7 +410,8 @@ class PromptGenerator:
         prompt's own masks are filled.
         """
         ids = tuple(self.loaded.encode(prompt))
-        request = Request(self._name(ids), ids, max_new_tokens or 1, stop, str(prompt))
+        new = 1 if max_new_tokens is None else max_new_tokens
+        request = Request(self._name(ids), ids, new, stop, str(prompt))
         if max_new_tokens is None:
             request = filling(request, self.loaded.denoiser.special)
         require_memory(self.spec, self.decoder, self.loaded, request)

@@ -170,7 +170,7 @@ def copied_per_s(device: str) -> float:
 
 def seconds(work: Callable[[], object], cuda: bool) -> float:
     """Return the median time of ten calls after three for warm-up."""
-    return median([timed(work, ("cuda" if cuda else "cpu"))[1] for _ in range(13)][3:])
+    return median([timed(work, "cuda" if cuda else "cpu")[1] for _ in range(13)][3:])
 
 
 def recorded(work: Callable[[], object], cuda: bool) -> Callable[[], object]:

@@ -23,13 +23,13 @@ Attention = Literal["full", "block_causal"]
 class PositionSets:
     """Sets of positions of a forward that are not spans; each is int64 and ascending.
 
-    Positions that are neither fed nor read do not exist for this forward.
+    Size that are neither fed nor read do not exist for this forward.
     """
 
     feed_F: Tensor
-    """Positions that are fed."""
+    """Size that are fed."""
     read_C: Tensor
-    """Positions that are read from the cache: (C,), or (N, C) if each of N layers reads its own C
+    """Size that are read from the cache: (C,), or (N, C) if each of N layers reads its own C
     positions."""
     store_S: Tensor
     """Fed positions whose K/V are kept."""
@@ -152,7 +152,7 @@ class ForwardPlan:
 
     @property
     def fed(self) -> int:
-        """Positions that every branch feeds, added rows included."""
+        """Size that every branch feeds, added rows included."""
         if self.sets is not None:
             return self.sets.feed_F.shape[0]
         added = 0 if self.added is None else self.added.tokens_E.shape[0]
@@ -198,7 +198,7 @@ class KVCache(Protocol):
 
     @property
     def length(self) -> int:
-        """Positions [0, length) have valid keys and values."""
+        """Size [0, length) have valid keys and values."""
 
     def keep(self, plan: ForwardPlan, branch: Tensor) -> None:
         """Store the K/V that the last forward computed for `branch` (0-d int64) at `plan.store`.

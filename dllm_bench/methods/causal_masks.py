@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Cache, Round, Schedule, Scores, Select
-from dllm_bench.core.declared import Amount, Positions, Positive, PositiveAmount
+from dllm_bench.core.declared import Amount, Positive, PositiveAmount, Size
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, holding, needing
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan
 from dllm_bench.core.speculative import Context, Draft, FixedDraft, Proposal, Sampler, one_hot
@@ -66,7 +66,7 @@ class Sliding(Schedule):
     the text as well, and moves on until the text is finished.
     """
 
-    window: Positions  # W, positions
+    window: Size  # W, positions
     overruns: bool = False  # whether it goes beyond the text's limit and its end tokens
     block: int = field(default=1, init=False)
     gives = frozenset({Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS})

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Reads, Round, Schedule, Score, Scores, Select, Stop, StopFlags
-from dllm_bench.core.declared import Amount, Positions, Positive, Probability, Proportion
+from dllm_bench.core.declared import Amount, Positive, Probability, Proportion, Size
 from dllm_bench.core.decoder import (
     ONE_BRANCH,
     ONE_OPEN_BLOCK,
@@ -250,7 +250,7 @@ def taken_by_topk(scores: Scores, window: Window, count: int, length: int | None
     """Return the positions that `torch.topk` takes from the window or from a canvas of `length`
     positions: (1, W).
 
-    Positions that are not eligible are at -inf. Which of equal values it takes depends on all
+    Size that are not eligible are at -inf. Which of equal values it takes depends on all
     values and on `count`.
     """
     values_1X = only(scores.confidence_KW, window.eligible_KW)
@@ -541,7 +541,7 @@ class Pipeline(Schedule):
     tokens in blocks of 48).
     """
 
-    block: Positions  # positions of a block
+    block: Size  # positions of a block
     tau_add: Proportion  # committed share of the last open block at which the next one opens
     tau_act: Proportion  # committed share of the previous block at which a block must progress
     floor: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)

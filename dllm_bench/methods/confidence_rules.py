@@ -11,7 +11,7 @@ from torch.nn.functional import max_pool1d, pad
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Round, Score, Scores, Select
-from dllm_bench.core.declared import Amount, Count, Positions, Positive, Probability
+from dllm_bench.core.declared import Amount, Count, Positive, Probability, Size
 from dllm_bench.core.decoder import Condition, Conditions, Needs, holding, needing
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
@@ -67,7 +67,7 @@ class WithEntropy(Score):
 class EntropyBound(Select):
     """EB-Sampler (arXiv 2505.24857): the longest prefix of positions whose joint error is bounded.
 
-    Positions are ordered by confidence. The first n are committed, for the largest n with H(1) +
+    Size are ordered by confidence. The first n are committed, for the largest n with H(1) +
     ... + H(n) - max(H(1) ... H(n)) <= gamma, in nats: a bound on the difference between their joint
     distribution and the product of their distributions. In order of entropy (as in public copies)
     the maximum is the last one. d2Cache orders by confidence or margin and always leaves out the
@@ -172,7 +172,7 @@ class EarlyExit(Select):
     """
 
     inner: TopK = field(default_factory=TopK)  # its steps are per block
-    block: Positions = 32
+    block: Size = 32
     early: float = 7.5  # thresholds of the answer's gap (difference of logits)
     mid: float = 5.0
     late: float = 2.5

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Cache, Round, Scores, Select
-from dllm_bench.core.declared import Amount, Count, Positions, Positive, PositiveAmount, Probability
+from dllm_bench.core.declared import Amount, Count, Positive, PositiveAmount, Probability, Size
 from dllm_bench.core.decoder import Condition, Conditions, needing
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
@@ -165,7 +165,7 @@ class SubBlocks(InTurn):
     finishes all parts of the block it has begun. The model sees the masks of later parts.
     """
 
-    block: Positions  # positions of a block
+    block: Size  # positions of a block
     small: Positive  # length of its parts; the first part has one less
     whole: bool = True  # round the canvas up to whole blocks
     gives = frozenset({Condition.ONE_OPEN_BLOCK, Condition.SUB_BLOCKS, Condition.FIXED_CANVAS})

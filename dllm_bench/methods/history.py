@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
-from dllm_bench.core.declared import Amount, Positions, Probability, Proportion
+from dllm_bench.core.declared import Amount, Probability, Proportion, Size
 from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Needs, needing, parts_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
@@ -129,7 +129,7 @@ def recall(
     """Return the remembered values, aligned to this window's positions, with more slots; None if
     there are none for it.
 
-    Positions before the window are final and forgotten, those without memory hold 0.
+    Size before the window are final and forgotten, those without memory hold 0.
     """
     if key not in state.memo:
         return None
@@ -168,13 +168,13 @@ class KLHistory(Score):
     """Scores by `inner`, and remembers how each distribution changed over the last forwards.
 
     KL(p, q) = sum p (ln(p + eps) - ln(q + eps)), where q is the distribution of the previous
-    forward, or 0 if there was none, which makes the first divergence large. Positions after the
+    forward, or 0 if there was none, which makes the first divergence large. Size after the
     open block are tracked too, so that they have a history when their block opens. The memo holds
     one distribution of V numbers per position.
     """
 
     inner: Score = field(default_factory=Confidence)
-    length: Positions = 2  # H, forwards that are remembered
+    length: Size = 2  # H, forwards that are remembered
     precision: Precision = "float32"  # precision of the compared distributions
     reads_rows = "fed"
     needs = needing(FIXED_CANVAS)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import HOLD, Round, Score, Scores
-from dllm_bench.core.declared import Amount, Positions, Positive, PositiveProportion, Probability
+from dllm_bench.core.declared import Amount, Positive, PositiveProportion, Probability, Size
 from dllm_bench.core.decoder import ONE_BRANCH, BlockLength, Condition, Conditions, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -37,7 +37,7 @@ class AdaBlock(InTurn):
     commits positions before that end.
     """
 
-    block: Positions  # block length without a delimiter
+    block: Size  # block length without a delimiter
     delimiters: tuple[int, ...] = (198,)  # token ids; 198 is the line feed of LLaDA and Dream
     tau: Probability = 0.3  # minimum probability for a delimiter to end a block
     share: PositiveProportion = 0.25  # part of the generation that is searched
@@ -124,8 +124,8 @@ class Daedal(InTurn):
     token, at any position, and divides by `eos_window` even if there are fewer (released code).
     """
 
-    block: Positions  # positions of a block; the last one may be short
-    initial: Positions = 64  # new positions of the first canvas
+    block: Size  # positions of a block; the last one may be short
+    initial: Size = 64  # new positions of the first canvas
     factor: Positive = 8  # masks appended at a time, and masks that replace one
     eos_enough: Amount = 0.5  # confidence in the end at which the first length is accepted
     eos_expand: Amount = 0.9  # confidence in the end below which a mask may be replaced

@@ -14,7 +14,7 @@ from torch.nn.functional import max_pool1d, pad
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Reads, Round, Score, Scores, Select
-from dllm_bench.core.declared import Amount, Count, Positions, Positive, PositiveAmount, Proportion
+from dllm_bench.core.declared import Amount, Count, Positive, PositiveAmount, Proportion, Size
 from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, needing
 from dllm_bench.core.denoiser import ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.errors import DllmBenchError
@@ -457,7 +457,7 @@ class DPadCache(Cache):
 
     inner: Cache = field(default_factory=NoCache)
     law: Law = "gaussian"
-    window: Positions = 128  # positions after the block among which some stay
+    window: Size = 128  # positions after the block among which some stay
     sigma: PositiveAmount = 4.0  # z at the end of the window, for "gaussian"
     scale: PositiveAmount = 2.0  # factor of the density, for "gaussian"
     number: Count = 0  # positions that stay, for "uniform"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
-from dllm_bench.core.declared import Amount, Positions, Positive, PositiveAmount
+from dllm_bench.core.declared import Amount, Positive, PositiveAmount, Size
 from dllm_bench.core.decoder import Condition, Conditions, holding
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -43,9 +43,9 @@ class Dilated(Select):
 
     kind: Kind = "dilated"
     base: Positive = 2  # divisor of the stride; 1: one level
-    skip: Positions = 1  # the first stride is the block's length divided by base ** skip
+    skip: Size = 1  # the first stride is the block's length divided by base ** skip
     least: Amount | None = None  # a candidate below this probability waits; None: none does
-    block: Positions | None = None  # length of the repeated pattern; None: the open block
+    block: Size | None = None  # length of the repeated pattern; None: the open block
     needs = COUNTS_STEPS
 
     @property

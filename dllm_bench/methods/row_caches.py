@@ -99,7 +99,7 @@ class DriftTest:
     always_R: Tensor
     """Rows that are computed in any case."""
     decoded_X: Tensor
-    """Positions that hold tokens, bool; the tracked ones are chosen among them."""
+    """Size that hold tokens, bool; the tracked ones are chosen among them."""
     gamma: float
     before: tuple[Tensor, Tensor] | None
     """Tracked tokens (N,) and the attention of rows to them (N, X); None: everything is
@@ -130,10 +130,11 @@ class DriftTest:
                 mask_11FX = mask_11FX.index_select(2, self.always_R)
         weights_RX = mean_attention(query_AFE, key_GXE, scaling, mask_11FX)
         if self.before is not None and not self._is_whole:
-            tracked_N, given_NX = self.before
-            layer = len(self.tracked)
-            new_R = weights_RX.index_select(1, tracked_N[layer : layer + 1])[:, 0]
-            old_R = given_NX[layer].index_select(0, self.always_R)
+            layer, last = len(self.tracked), weights_RX.shape[1] - 1
+            tracked_1, given_1X = (memory[layer : layer + 1] for memory in self.before)
+            # a token that a stop has cut off the canvas gets no attention, so its layer has drifted
+            new_R1 = weights_RX.index_select(1, tracked_1.clamp(max=last)) * (tracked_1 <= last)
+            new_R, old_R = new_R1[:, 0], given_1X[0].index_select(0, self.always_R)
             self._drifted = cosine_similarity(new_R * (old_R > 0), old_R, dim=0) < self.gamma
         most = weights_RX.sum(0).masked_fill(~self.decoded_X, -1).argmax()
         most_R = weights_RX.index_select(1, most.reshape(1))[:, 0]
@@ -185,7 +186,7 @@ class ElasticCache(Cache):
         masks = (fed_L[: window.visible], scored_L[window.start : window.stop])
         feed_R, scored_M = true_indices(masks, branches.born_KL.device)
         before, memo = None, branches.memo
-        if TRACKED in memo and kv.length == window.visible:  # neither more is seen nor less
+        if TRACKED in memo and kv.length >= window.visible:
             before = memo[TRACKED][0], memo[GIVEN][0]
         decoded_X = ~branches.masked_KL[0, : window.visible]
         test = DriftTest(feed_R, decoded_X, self.gamma, before)

@@ -223,14 +223,14 @@ class SelfVerified(Select):
         """Put what verification decided in place of the scores of the masks' rows."""
         memo, window = round.state.memo, round.window
         masked_KW = window.eligible_KW  # less than before, if a stop has cut the canvas
-        drafts_KW, given_KW = (x[:, : window.width] for x in (memo[DRAFTS], memo[PROBABILITY]))
+        drafts_KW, drafted_KW = (x[:, : window.width] for x in (memo[DRAFTS], memo[PROBABILITY]))
         span_KW = first_run(masked_KW)
-        own_KW, ratio_KW = round.scores.ids_KW, torch.zeros_like(given_KW)
+        own_KW, ratio_KW = round.scores.ids_KW, torch.zeros_like(drafted_KW)
         wrong_KW = span_KW & (own_KW != drafts_KW)
         if self.temperature > 0:
             laws_KWV = logits_KWV.softmax(-1)
             likely_KW = laws_KWV.gather(2, drafts_KW[..., None])[..., 0]
-            ratio_KW = (likely_KW / given_KW.clamp(min=TINY)).pow(self.temper).clamp(max=1)
+            ratio_KW = (likely_KW / drafted_KW.clamp(min=TINY)).pow(self.temper).clamp(max=1)
             place_KW = (span_KW.cumsum(1) - 1).clamp(min=0)
             drawn_KW = uniforms(round.state, span_KW.shape[1])[place_KW]
             wrong_KW = span_KW & (drawn_KW >= ratio_KW)
@@ -244,10 +244,10 @@ class SelfVerified(Select):
             anywhere_KW = masked_KW if self.ratio_anywhere else span_KW
             taken_KW = taken_KW | (anywhere_KW & (ratio_KW >= self.ratio))
         if self.also_above is not None:
-            taken_KW = taken_KW | (masked_KW & (given_KW > self.also_above))
+            taken_KW = taken_KW | (masked_KW & (drafted_KW > self.also_above))
         ids_KW = torch.where(first_KW, own_KW, drafts_KW) if self.resamples else drafts_KW
         ids_KW = torch.where(masked_KW, ids_KW, window.of(round.state.tokens_KL))
-        round.scores = Scores(ids_KW, given_KW, given_KW)
+        round.scores = Scores(ids_KW, drafted_KW, drafted_KW)
         if self.number > 1:
             left = replace(window, eligible_KW=masked_KW & ~taken_KW)
             taken_KW = taken_KW | self._filled(round.scores, left, self.number - taken_KW.sum(1))

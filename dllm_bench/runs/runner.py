@@ -464,15 +464,15 @@ def seed_of(spec: RunSpec, request: Request) -> int:
 
 def require_memory(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> None:
     """Refuse a request if one layer's activations would not fit into memory."""
-    one, new = decoder.summary(), request.max_new_tokens
-    branches = (one.branches - 1) * min(one.block or new, new)
+    summary, new = decoder.summary(), request.max_new_tokens
+    branches = (summary.branches - 1) * min(summary.block or new, new)
     positions = spec.batch * (len(request.prompt_ids) + new + branches)
     needed = positions * getattr(loaded.denoiser, "position_bytes", 0)
     available = memory_bytes(spec.hardware.device)
     if needed > available:
         raise DllmBenchError(
             f"The run asks for {positions:,} positions at a time (batch {spec.batch}, "
-            f"{new} new tokens, {one.branches} branches), which take {needed / 2**30:,.0f} "
+            f"{new} new tokens, {summary.branches} branches), which take {needed / 2**30:,.0f} "
             f"GiB in one layer, and the device has {available / 2**30:,.0f}; lower "
             "benchmark.max_new_tokens, batch, or the number of branches."
         )

@@ -420,7 +420,7 @@ def results_directory(results: object) -> Path:
 
     Refuses an empty name (it would mean the working directory) and a path through a file.
     """
-    if not isinstance(results, (str, Path)) or not str(results):
+    if not isinstance(results, (str, os.PathLike)) or not str(results):
         raise DllmBenchError(
             f"The results directory is {results!r}; name one with paths.results=DIR, --results DIR "
             "or DLLM_BENCH_RESULTS."

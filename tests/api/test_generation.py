@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import dllm_bench as db
@@ -129,7 +130,8 @@ def test_a_completion_has_text_tokens_trace_metrics_and_a_picture() -> None:
     decoded = sum(b >= 0 for b in done.sample.born)
     assert metrics["tpf/committed"] == pytest.approx(decoded / len(done.trace))
     assert metrics["tps/e2e"] > 0
-    (of_batch, _) = db.generate(loaded("tiny-llada"), PROMPTS, "fast_dllm", 32, batch=2)
+    prompts, two = np.array(PROMPTS), np.int64(2)  # as of a data frame
+    (of_batch, _) = db.generate(loaded("tiny-llada"), prompts, "fast_dllm", 16 * two, batch=two)
     assert of_batch.sample.ids == done.sample.ids and "tps/e2e" not in of_batch.metrics()
     page = done._repr_html_()
     assert page.count("<span") == len(done.tokens)

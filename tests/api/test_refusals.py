@@ -96,7 +96,7 @@ def unknown_class(_: Path) -> None:
         (generate("2 + 2 =", "3 =", max_new_tokens=32, batch=2), "batch=2"),
         (generate(GAPS, model="tiny-diffusion-gemma", decoder="diffusion_gemma"), "writes a text"),
         (generate("2 +", batch=0), "batch 0; give a whole number of 1 or more"),
-        (generate("2 +", max_new_tokens=0), "max_new_tokens 0; give a whole number of 1 or more"),
+        (generate("2 +", max_new_tokens=0), "asks for 0 new tokens; ask for 1 or more"),
         (generate("2 +", stop="."), "stop '.'; give a list"),
         (generate("2 +", max_new_tokens=10**12), "lower benchmark.max_new_tokens"),
         (generate("2 +", 5), "A prompt is 5; give a text, a chat"),

@@ -203,7 +203,7 @@ def test_stated_numbers_are_lines_ranges_or_stand_above() -> None:
         StatedNumber("d", "of another panel: {}", "3", 3, 3, "x", panel="code"),
         StatedNumber("e", "a {}× speedup", "4", 4, 4),
     )
-    found = figure_of(*[point(), point(x=3.0, y=2.0)], stated=numbers)
+    found = figure_of(point(), point(x=3.0, y=2.0), stated=numbers)
     (ax,) = drawn(found).axes
     assert list(ax.lines[-1].get_xdata()) == [2, 2]
     assert [(bar.get_y(), round(bar.get_height(), 6)) for bar in ax.patches] == [(1.2, 0.3)]

@@ -263,8 +263,7 @@ class FirstBlockAtOnce(Select):
 def test_a_round_whose_renewal_fills_the_block_counts() -> None:
     """Round 0 is the first block, so that the second begins with round 1 and renews at 2 and 4."""
     at_once = replace(BASE, select=FirstBlockAtOnce())
-    decoded = letters(at_once, PrefixCache(every=2, clock="request"))
-    assert decoded == "R" + "RdRddRdd" + "RddRddRd"
+    assert letters(at_once, PrefixCache(every=2, clock="request")) == "R" + "RdRddRdd" + "RddRddRd"
 
 
 DKV = replace(BASE, cache=DKVCache(every=5, first=1))
@@ -348,8 +347,7 @@ def test_the_prompts_last_row_competes_in_a_released_d2_cache_and_is_overwritten
 def test_a_generation_says_after_how_many_rounds_its_cache_is_renewed(model) -> None:
     by_rounds, by_forwards = DualCache(every=2, clock="request"), DualCache(every=2)
     decoders = (replace(BASE, cache=cache) for cache in (by_rounds, by_forwards, NoCache()))
-    found = [one.generate(model, REQUEST).renewal_rounds for one in decoders]
-    assert found == [2, None, None]
+    assert [one.generate(model, REQUEST).renewal_rounds for one in decoders] == [2, None, None]
 
 
 # --- prompts whose beginning an earlier request has fed -------------------------------------------

@@ -147,8 +147,8 @@ REMEMBER = "d3llm lopa multi_bd_edit s2d2_llada21 freedave dkv_cache_greedy elas
 
 
 @pytest.mark.parametrize("name", REMEMBER.split())
-def test_what_is_remembered_of_a_block_may_be_longer_than_the_block(name: str) -> None:
-    """A stop has cut the canvas within it."""
+def test_a_stop_may_cut_the_canvas_within_an_open_block(name: str) -> None:
+    """What a piece remembers of the block is longer than the block then."""
     decoder = replace(decoders()[name], stop=EndOfTextPrediction())
     for prompt in (range(16, 19), range(17, 21), range(18, 23)):
         request = replace(REQUEST, prompt_ids=tuple(prompt), max_new_tokens=24)
