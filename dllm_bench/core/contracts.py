@@ -69,7 +69,7 @@ class MaskedPiece(Piece):
     def on_commit(self, round: Round) -> None:
         """Revise, remember, cut, insert, or keep the open block open (`HOLD`).
 
-        Called after the commit, K = 1. Size committed by this forward have `born_KL` =
+        Called after the commit, K = 1. Positions committed by this forward have `born_KL` =
         `state.forwards`.
         """
 

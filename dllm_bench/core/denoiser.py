@@ -23,13 +23,13 @@ Attention = Literal["full", "block_causal"]
 class PositionSets:
     """Sets of positions of a forward that are not spans; each is int64 and ascending.
 
-    Size that are neither fed nor read do not exist for this forward.
+    Positions that are neither fed nor read do not exist for this forward.
     """
 
     feed_F: Tensor
-    """Size that are fed."""
+    """Positions that are fed."""
     read_C: Tensor
-    """Size that are read from the cache: (C,), or (N, C) if each of N layers reads its own C
+    """Positions that are read from the cache: (C,), or (N, C) if each of N layers reads its own C
     positions."""
     store_S: Tensor
     """Fed positions whose K/V are kept."""
@@ -152,7 +152,7 @@ class ForwardPlan:
 
     @property
     def fed(self) -> int:
-        """Size that every branch feeds, added rows included."""
+        """Positions that every branch feeds, added rows included."""
         if self.sets is not None:
             return self.sets.feed_F.shape[0]
         added = 0 if self.added is None else self.added.tokens_E.shape[0]
@@ -198,7 +198,7 @@ class KVCache(Protocol):
 
     @property
     def length(self) -> int:
-        """Size [0, length) have valid keys and values."""
+        """Positions [0, length) have valid keys and values."""
 
     def keep(self, plan: ForwardPlan, branch: Tensor) -> None:
         """Store the K/V that the last forward computed for `branch` (0-d int64) at `plan.store`.

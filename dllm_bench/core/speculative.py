@@ -158,9 +158,9 @@ class Proposal:
     kind: ForwardKind = ForwardKind.DRAFT
     """`SELF_DRAFT` if that network is the target's."""
     fed: int = 0
-    """Size these calls fed."""
+    """Positions these calls fed."""
     cached: int = 0
-    """Size the first call read from the drafter's cache."""
+    """Positions the first call read from the drafter's cache."""
 
     def __len__(self) -> int:
         return len(self.tokens_D)

@@ -245,7 +245,7 @@ class DecodeState:
     def insert(self, at: Tensor, count: Tensor, ends: Tensor | None, room: int) -> Tensor:
         """Insert `count` positions before `at` (0-d int64), without a copy to the host.
 
-        They are masks, or end tokens if `ends` (0-d bool). Size from `at` on move to the
+        They are masks, or end tokens if `ends` (0-d bool). Positions from `at` on move to the
         right. The tensors become `room` positions longer: positions that do not fit are lost, and
         unused ones count as cut (`cut`). Memo values do not move, so pieces that need
         `FIXED_CANVAS` are refused. Returns the length without the cut positions (0-d int64).

@@ -56,7 +56,7 @@ Token = Annotated[int, Range(0, 2**31 - 1)]
 
 @dataclass(frozen=True)
 class Forward:
-    """One model call. Size are counted per branch."""
+    """One model call. Positions are counted per branch."""
 
     kind: ForwardKind
     branches: Branches  # K; twice as many under guidance

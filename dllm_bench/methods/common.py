@@ -250,7 +250,7 @@ def taken_by_topk(scores: Scores, window: Window, count: int, length: int | None
     """Return the positions that `torch.topk` takes from the window or from a canvas of `length`
     positions: (1, W).
 
-    Size that are not eligible are at -inf. Which of equal values it takes depends on all
+    Positions that are not eligible are at -inf. Which of equal values it takes depends on all
     values and on `count`.
     """
     values_1X = only(scores.confidence_KW, window.eligible_KW)

@@ -67,7 +67,7 @@ class WithEntropy(Score):
 class EntropyBound(Select):
     """EB-Sampler (arXiv 2505.24857): the longest prefix of positions whose joint error is bounded.
 
-    Size are ordered by confidence. The first n are committed, for the largest n with H(1) +
+    Positions are ordered by confidence. The first n are committed, for the largest n with H(1) +
     ... + H(n) - max(H(1) ... H(n)) <= gamma, in nats: a bound on the difference between their joint
     distribution and the product of their distributions. In order of entropy (as in public copies)
     the maximum is the last one. d2Cache orders by confidence or margin and always leaves out the

@@ -129,7 +129,7 @@ def recall(
     """Return the remembered values, aligned to this window's positions, with more slots; None if
     there are none for it.
 
-    Size before the window are final and forgotten, those without memory hold 0.
+    Positions before the window are final and forgotten, those without memory hold 0.
     """
     if key not in state.memo:
         return None
@@ -168,7 +168,7 @@ class KLHistory(Score):
     """Scores by `inner`, and remembers how each distribution changed over the last forwards.
 
     KL(p, q) = sum p (ln(p + eps) - ln(q + eps)), where q is the distribution of the previous
-    forward, or 0 if there was none, which makes the first divergence large. Size after the
+    forward, or 0 if there was none, which makes the first divergence large. Positions after the
     open block are tracked too, so that they have a history when their block opens. The memo holds
     one distribution of V numbers per position.
     """

@@ -37,7 +37,7 @@ LARGEST_EXACT = 12
 
 
 class MaskSet(NamedTuple):
-    """Size that are masked in one forward, and the weight of their log-probabilities."""
+    """Positions that are masked in one forward, and the weight of their log-probabilities."""
 
     positions: tuple[int, ...]
     weight: float

@@ -80,7 +80,7 @@ class ReMDMLoop(ReadsStanding):
 
     First, a share `start` of the block is decoded by the selector. Then, `loops` times, one forward
     masks the `number` positions with the currently least probable tokens again and commits nothing;
-    the next forward commits. Finally, the rest is decoded. Size masked again compete with all
+    the next forward commits. Finally, the rest is decoded. Positions masked again compete with all
     other masks.
     """
 

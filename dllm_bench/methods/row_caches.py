@@ -99,7 +99,7 @@ class DriftTest:
     always_R: Tensor
     """Rows that are computed in any case."""
     decoded_X: Tensor
-    """Size that hold tokens, bool; the tracked ones are chosen among them."""
+    """Positions that hold tokens, bool; the tracked ones are chosen among them."""
     gamma: float
     before: tuple[Tensor, Tensor] | None
     """Tracked tokens (N,) and the attention of rows to them (N, X); None: everything is

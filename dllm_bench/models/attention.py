@@ -50,7 +50,7 @@ class MaskShape:
     branches: int
     """K."""
     feed: Span
-    """Size that every branch feeds."""
+    """Positions that every branch feeds."""
     cached: tuple[Span, ...]
     """Visible cached positions."""
     origin: int = 0
@@ -58,7 +58,7 @@ class MaskShape:
     block: int = 0
     """Block length of block-causal attention; 0: full attention."""
     window: int = 0
-    """Size that a sliding window sees back; 0: no window."""
+    """Positions that a sliding window sees back; 0: no window."""
     added: AddedRows | None = None
     """Rows fed after the others, see `ForwardPlan.added`; None: none."""
     alone: int | None = None

@@ -51,7 +51,7 @@ class DrafterConfig:
     chain: bool = False
     """Whether it is an EAGLE-3 chain instead of a block."""
     windows: tuple[int, ...] = ()
-    """Size that a slot of each layer sees back, including its own; 0 for all. Empty: 0 in
+    """Positions that a slot of each layer sees back, including its own; 0 for all. Empty: 0 in
     every layer."""
     causal: tuple[bool, ...] = ()
     """Whether a slot of each layer sees no later one. Empty: it sees all, in every layer."""

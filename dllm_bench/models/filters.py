@@ -47,7 +47,7 @@ class FilterMetadata:
     activation: str = "relu"
     """Activation between the layers, a name in `ACTIVATIONS`."""
     labels: str = ""
-    """Size of a block that entered the loss: "masked" or "all"."""
+    """Positions of a block that entered the loss: "masked" or "all"."""
     gen_length: int = 0
     """New tokens per request in training."""
     model: str = ""
@@ -80,7 +80,7 @@ class LearnedFilter:
 
     @property
     def block(self) -> int:
-        """Size of the blocks it reads."""
+        """Positions of the blocks it reads."""
         return self._read(torch.device("cpu"))[0][0][0].shape[1]
 
     @property

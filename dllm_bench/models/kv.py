@@ -30,7 +30,7 @@ from dllm_bench.core.transfer import to_device
 Span = tuple[int, int]
 KeysValues = tuple[Tensor, Tensor]
 Reads = tuple[Span, ...] | Tensor
-"""Size of the cache: spans, or int64 (C,)."""
+"""Positions of the cache: spans, or int64 (C,)."""
 LENGTHENS = 1.5  # by which buffers get longer at least, so that a rising need moves few of them
 
 

@@ -57,7 +57,7 @@ class ModelSpec:
     attention_form: str | None = field(default=None, metadata=RUNTIME)
     """Attention the weights were trained with; None: what the architecture usually has."""
     block: Positive | None = field(default=None, metadata=RUNTIME)
-    """Size of a block the weights were trained with (only for block_causal attention)."""
+    """Positions of a block the weights were trained with (only for block_causal attention)."""
     shifted: bool | None = None
     """Whether row i predicts position i + 1; None: as the architecture usually does."""
     dtype: str = AUTO

@@ -157,7 +157,7 @@ def uncached(plan: ForwardPlan, held: int) -> ForwardPlan:
     """Return a plan of the same rows that feeds all visible positions, and neither reads from nor
     stores to the cache.
 
-    held: the cache holds [0, held). Size that the cache left out of the forward are fed too.
+    held: the cache holds [0, held). Positions that the cache left out of the forward are fed too.
     """
     feed, added_KFH = (0, max(plan.feed[1], held)), plan.added_KFH
     if added_KFH is not None:

@@ -52,7 +52,7 @@ class AdapterJob:
     """One adapter to train."""
 
     block: int = 4
-    """Size of a block."""
+    """Positions of a block."""
     rank: int = 16
     benchmarks: tuple[str, ...] = ("sentences",)
     """The tasks whose train splits give prompts and answers, in turn."""

@@ -62,7 +62,7 @@ class TargetRows:
 
     ids_BL: Tensor
     answer_BL: Tensor
-    """Size of the answer: only these are anchors or predicted."""
+    """Positions of the answer: only these are anchors or predicted."""
     features_BLC: Tensor
     """Outputs of the feature layers, concatenated, float32."""
     last_BLH: Tensor

@@ -73,7 +73,7 @@ class DrafterJob(CheckedFields):
     """EAGLE-3's chain instead of blocks."""
     layers: int = 2
     slots: int = 7
-    """Size of a block, anchor included; of a chain, its steps."""
+    """Positions of a block, anchor included; of a chain, its steps."""
     head: str = ""
     """DSpark's transition head (vanilla for Markov, gated or rnn), selector for DFlash 2, or ""
     for DFlash, which has none."""

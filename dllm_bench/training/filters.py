@@ -72,13 +72,13 @@ class FilterJob(CheckedFields):
     """One filter to train: its size, its prompts and its optimisation."""
 
     block: int = 32
-    """Size of a block, the filter's inputs and outputs."""
+    """Positions of a block, the filter's inputs and outputs."""
     gen_length: int = 64
     """New tokens per prompt (the paper states a length for its oracle alone: 256, §3.1.3)."""
     layers: int = 2
     """Linear layers."""
     labels: Labels = "masked"
-    """Size that the loss reads; "all" as in the authors' code."""
+    """Positions that the loss reads; "all" as in the authors' code."""
     epochs: int = 5000
     lr: float = 1e-3
     seed: int = 0

@@ -50,7 +50,7 @@ class ProfileJob:
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     """Tokens of a step, in increasing order."""
     context: int = 256
-    """Size of the cached context."""
+    """Positions of the cached context."""
     repeats: int = 20
     """Timed steps of each size."""
     warmup: int = 3
