@@ -402,6 +402,11 @@ def drafts_of(run: StoredRun) -> simulation.StoredDrafts:
             f"Run {spec.short} sampled at temperature {temperature}; drafts are "
             "recorded along greedy text, run it with decoder.temperature=0."
         )
+    if setting_in(spec.decoder, "draft._target_", "") == "draft.strided":
+        raise DllmBenchError(
+            f"Run {spec.short} drafted in the forward that verified the draft before, so its "
+            "drafts change with the load; name a run of another drafter."
+        )
     stored = simulation.StoredDrafts.of(
         (Trace.from_columns(s.trace), s.born, s.ids) for s in run.samples
     )

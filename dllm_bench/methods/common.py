@@ -9,7 +9,6 @@ chooses a number of positions, which may differ between branches.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -371,6 +370,8 @@ class TopK(Select):
         if self.steps is not None:
             step, total_K = step_in_block(state, window)
             count = total_K // self.steps + (total_K % self.steps > step)
+        if not self.released and isinstance(count, Tensor):
+            count = count.clamp(min=1)  # more steps than masks, some of which were masked again
         if not self._reaches_beyond:
             return most_confident_by(self.ties, scores, window, count, state.length)
         where_KW = taken_by_topk(scores, window, int(count), state.length)
@@ -572,8 +573,8 @@ class Pipeline(Schedule):
         return n == 0 or self._reaches(branch, n - 1, self.tau_act)
 
     def _reaches(self, branch: BlockProgress, n: int, share: float) -> bool:
-        """Return whether at least a share of block `n` is committed."""
-        return self.block - branch.masks_left(n) >= math.ceil(share * self.block - 1e-9)
+        """Return whether at least a share of block `n` is committed, rounded as published."""
+        return 1 - branch.masks_left(n) / self.block >= share
 
 
 @register("stop.eos")

@@ -144,6 +144,14 @@ class AnswerGap(Score):
         """Conditions of the inner score, and the gap."""
         return self.inner.gives - OF_LOGITS | {Condition.ANSWER_GAP}
 
+    def prepare(self, model: Denoiser, request: Request) -> Request:
+        if self.answer is not None and self.answer >= request.max_new_tokens:
+            raise DllmBenchError(
+                f"AnswerGap reads the answer from new position {self.answer} on, and the request "
+                f"has {request.max_new_tokens} new tokens; set score.answer lower."
+            )
+        return request
+
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         read_KW, logits_KRV = window.eligible_KW, logits_KWV
         if self.answer is not None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dllm_bench.core.declared import Positive, Probability
+from dllm_bench.core.declared import Positive, Probability, fits
 from dllm_bench.core.decoder import Condition, needing
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
@@ -169,11 +169,18 @@ def read_measurement(
     """
     try:
         return parse(json.loads(place_of(source).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise DllmBenchError(
             f"{source!r} holds no {what} ({type(error).__name__}); make one with "
             f"`dllm-bench {command}` and name the file it writes."
         ) from error
+
+
+def numbers_of(plain: Any, key: str, kind: type = float) -> tuple[Any, ...]:
+    """Return the numbers of a json file under a key; TypeError if they are no list of them."""
+    if not fits(plain[key], tuple[kind, ...]):
+        raise TypeError(key)
+    return tuple(map(kind, plain[key]))
 
 
 @register("length.step_profile")
@@ -193,8 +200,8 @@ class StepProfile:
 
     def __post_init__(self) -> None:
         rising = self.tokens[:1] == (1,) and all(a < b for a, b in pairwise(self.tokens))
-        fits = len(self.tokens) == len(self.steps_per_s) and min(self.steps_per_s, default=0) > 0
-        if not (rising and fits):
+        each = len(self.tokens) == len(self.steps_per_s)
+        if not (rising and each and all(0 < speed < math.inf for speed in self.steps_per_s)):
             raise DllmBenchError(
                 f"A step profile has sizes {list(self.tokens)} with steps per second "
                 f"{list(self.steps_per_s)}; give rising sizes from 1, each with a speed above 0."
@@ -232,7 +239,7 @@ def read_step_profile(source: str) -> StepProfile:
     one."""
 
     def parse(plain: Any) -> StepProfile:
-        return StepProfile((*map(int, plain["tokens"]),), (*map(float, plain["steps_per_s"]),))
+        return StepProfile(numbers_of(plain, "tokens", int), numbers_of(plain, "steps_per_s"))
 
     return _of_step_profile(source, parse)
 
@@ -244,10 +251,11 @@ def _of_step_profile(source: str, parse: Callable[[Any], Parsed]) -> Parsed:
 def check_step_profile(source: str, model: str) -> None:
     """Refuse a profile that was measured with a model other than `model`; one written by hand may
     name none."""
-    measured = _of_step_profile(source, lambda plain: plain.get("model", {"name": model}))
-    if measured["name"] != model:
+    named = {"name": model}
+    measured = _of_step_profile(source, lambda plain: plain.get("model", named)["name"])
+    if measured != model:
         raise DllmBenchError(
-            f"Step profile {source!r} was measured with {measured['name']}, but the model is "
+            f"Step profile {source!r} was measured with {measured}, but the model is "
             f"{model}; measure one with `dllm-bench train sps {model}` and name its file."
         )
 
@@ -306,7 +314,7 @@ def read_temperatures(source: str | None) -> Temperatures:
         return Temperatures()
 
     def parse(plain: Any) -> Temperatures:
-        return Temperatures((*map(float, plain["temperatures"]),))
+        return Temperatures(numbers_of(plain, "temperatures"))
 
     return read_measurement(source, parse, "temperatures", "train temperatures RUN")
 

@@ -119,6 +119,9 @@ class Gumbel(DrawnScore):
         return self.inner.of(logits_KWV, ids_KW, state)
 
 
+SIZE = MemoKey[int]("epsilon.size")  # positions of the first block
+
+
 @register("select.epsilon")
 @dataclass(frozen=True)
 class Epsilon(Select):
@@ -136,7 +139,8 @@ class Epsilon(Select):
     published.
     """
 
-    steps: Positive | None = None  # S, forwards per block; None: as many as it has positions
+    steps: Positive | None = None  # S, forwards per block; None: as many as the first has
+    # positions, before a stop may cut it
     eps: Fraction = 1e-3  # value of t after the last step
     idle: bool = False  # whether steps may commit nothing, as published
     alg_temp: PositiveAmount | None = None  # temperature of drawing positions; None: most confident
@@ -163,16 +167,16 @@ class Epsilon(Select):
             numbers = generator(state, "positions")
             drawn_KW = add_gumbel(scores.confidence_KW, self.alg_temp, numbers, window)
             scores = replace(scores, confidence_KW=drawn_KW)
-        count_K = (masks_K * self._share(step, window)).long()
+        count_K = (masks_K * self._share(step, window, state)).long()
         return most_confident_by(self.ties, scores, window, count_K, state.length)
 
-    def _share(self, step: Tensor | int, window: Window) -> Tensor:
+    def _share(self, step: Tensor | int, window: Window, state: DecodeState) -> Tensor:
         """Return the share of the masks left that is committed in each of these steps."""
-        share_X = shares(self._steps(window), self.eps, window.eligible_KW.device)
+        share_X = shares(self._steps(window, state), self.eps, window.eligible_KW.device)
         return share_X[at_most(step, len(share_X) - 1)]
 
-    def _steps(self, window: Window) -> int:
-        size = min(window.block, window.width)
+    def _steps(self, window: Window, state: DecodeState) -> int:
+        size = state.memo.setdefault(SIZE, min(window.block, window.width))
         if self.steps is not None and self.steps > 2 * size:
             raise DllmBenchError(
                 f"{type(self).__name__} has {self.steps} steps for {size} positions, most of which "
@@ -218,15 +222,21 @@ class Origin(Epsilon):
                 "probability is the same at every mask; use null and lower."
             )
 
+    @property
+    def gives(self) -> Conditions:
+        """Those of `Epsilon`; a forward may commit several positions."""
+        return super().gives - {Condition.ONE_PER_FORWARD}
+
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step, _ = step_in_block(state, window)
-        return window.eligible_KW & (self._draw(window, state) < self._share(column(step), window))
+        share_K1 = self._share(column(step_in_block(state, window)[0]), window, state)
+        return window.eligible_KW & (self._draw(window, state) < share_K1)
 
     def _draw(self, window: Window, state: DecodeState) -> Tensor:
         """Return the next number of the stream at every mask, (K, W)."""
         memo, open_KW = state.memo, window.eligible_KW
         if NUMBERS not in memo:
-            count = self._steps(window) * (state.length - state.prompt_len)  # enough for all steps
+            new = state.length - state.prompt_len
+            count = self._steps(window, state) * new  # enough for all steps
             numbers = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))
             memo[NUMBERS] = numbers.to(open_KW.device).expand(len(open_KW), -1)
             memo[USED] = torch.zeros_like(open_KW[:, 0], dtype=torch.long)

@@ -98,7 +98,7 @@ class Credit(Score):
         ids_KW, probability_KW = top1(logits_KWV)
         ids_KWX = ids_KW1 = ids_KW[..., None]
         credit_KWX = gained_KW1 = (probability_KW.pow(gamma) * window.eligible_KW)[..., None]
-        known_KWX, before_KWX = recall(state, window, IDS), recall(state, window, CREDIT, 1)
+        known_KWX, before_KWX = recall(state, window, IDS), credits_of(state, window, 1)
         if known_KWX is not None and before_KWX is not None:
             ids_KWX = torch.cat([known_KWX, ids_KW1], 2)
             slot_KW1 = (ids_KWX == ids_KW1).view(torch.uint8).argmax(2, keepdim=True)
@@ -110,11 +110,19 @@ class Credit(Score):
         """Update and add credits as `_fuse_top` does, with a credit for every id."""
         alpha, beta, gamma = self._numbers(state, window)
         credit_KWV = logits_KWV.softmax(-1).pow(gamma) * window.eligible_KW[..., None]
-        before_KWV = recall(state, window, CREDIT)
+        before_KWV = credits_of(state, window)
         if before_KWV is not None:
             credit_KWV += beta * before_KWV
         state.memo[START], state.memo[CREDIT] = window.start, credit_KWV
         logits_KWV += alpha * credit_KWV.log1p()
+
+
+def credits_of(state: DecodeState, window: Window, slots: int = 0) -> Tensor | None:
+    """Return the credits of earlier forwards; committed positions have none, so one that is masked
+    again begins without."""
+    credits_KWX = recall(state, window, CREDIT, slots)
+    revises = credits_KWX is not None and state.changes_KL is not None
+    return credits_KWX * window.eligible_KW[..., None] if revises else credits_KWX
 
 
 def count(window: Window, flags_KW: Tensor) -> Tensor:

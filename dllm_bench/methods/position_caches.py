@@ -280,7 +280,8 @@ class Drawn(Select):
     in each of the first m mod S steps, as `TopK` does. The next positions are known before a
     forward, so a cache can feed only these (dKV-Cache "greedy"). Drawing the order of a block at
     once is equivalent to drawing in every step, because the remaining positions are in random order
-    either way. The order is drawn on the host, so no wait is needed.
+    either way. The order is drawn on the host, so no wait is needed. It includes pinned positions:
+    if nothing else is due, the most confident mask is committed.
     """
 
     steps: Positive | None = None  # S, forwards per block; None: as many as the block has masks

@@ -17,7 +17,6 @@ from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
-from dllm_bench.methods.caches import step_of_block
 from dllm_bench.methods.common import COUNTS_STEPS, WithInner, largest, most_confident, same_block
 from dllm_bench.methods.revising import (
     REVISES_BLOCK,
@@ -26,10 +25,10 @@ from dllm_bench.methods.revising import (
     Budgeted,
     ReadsStanding,
     Revision,
+    block_at_entry,
     full_rounds,
     hold_only_branch,
     moves,
-    step_and_masks,
 )
 from dllm_bench.registry import register
 
@@ -44,10 +43,10 @@ class ReMDM(Budgeted):
     """ReMDM on LLaDA (arXiv 2503.00307, guanghanwang/ReMDM-LLaDA): re-masks the least confident.
 
     A block takes 2 S forwards. The phase begins when 7/8 of the block are committed, at one token
-    per forward, and lasts S forwards. Before each of them, the `number` positions of the block with
-    the smallest confidence are masked again; the forward commits as many (selector `best` with
-    `refills`). A token's confidence is its probability when it was committed; it is not updated.
-    Masks that remain after 2 S forwards stay.
+    per forward, and lasts S forwards, or to the last one. Before each of them, the `number`
+    positions of the block with the smallest confidence are masked again; the forward commits as
+    many (selector `best` with `refills`). A token's confidence is its probability when it was
+    committed; it is not updated. Masks that remain after 2 S forwards stay.
     """
 
     number: Positive = 1  # positions masked again at a time
@@ -56,10 +55,10 @@ class ReMDM(Budgeted):
     needs = REVISES_BLOCK | {ONE_BRANCH}
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        step = step_of_block(state, window) + 1
-        steps, first = self.steps or window.width, int(window.width * self.start)
+        before, _, size = block_at_entry(window, state)
+        step, steps, first = before + 1, self.steps or size, int(size * self.start)
         confidence_KW = self._recorded(scores, window, state)
-        number = self.number if first <= step < first + steps else 0
+        number = self.number if first <= step < min(first + steps, 2 * steps) else 0
         committed_KW = window.of(state.committed_KL)
         hold_only_branch(HELD if step < 2 * steps else LEFT, state)
         return Revision(largest(-confidence_KW, committed_KW, number))
@@ -91,7 +90,7 @@ class ReMDMLoop(ReadsStanding):
     needs = REVISES_BLOCK | {ONE_BRANCH}
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        step, masks = step_and_masks(window, state)
+        step, masks, _ = block_at_entry(window, state)
         turn = step - int(masks * self.start) // self.number
         hold_only_branch(HELD if turn + 1 < 2 * self.loops else 0, state)
         if not 0 <= turn < 2 * self.loops or turn % 2:
@@ -128,8 +127,8 @@ class KeepBest(Budgeted):
         state.memo[STANDING] = standing_KW1[..., 0].float()
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        before, masks = step_and_masks(window, state)
-        step, steps = before + 1, self.steps or window.width
+        before, masks, size = block_at_entry(window, state)
+        step, steps = before + 1, self.steps or size
         each, rest = divmod(masks, steps)
         keep = step * each + max(step + rest - steps, 0)
         committed_KW = window.of(state.committed_KL)

@@ -35,6 +35,7 @@ from dllm_bench.registry import register
 STANDING = MemoKey[Tensor]("revise.standing")  # value of the token at each position (K, W)
 POST_ROUNDS = MemoKey[Tensor]("revise.post_rounds")  # (K,): rounds of the open block without masks
 ENTRY_MASKS = MemoKey[int]("revise.entry_masks")  # of the open block
+ENTRY_SIZE = MemoKey[int]("revise.entry_size")  # its positions
 
 REVISES_BLOCK = needing({"schedule": Condition.HELD_BLOCKS, "cache": Condition.FED_WINDOW})
 REVISES_CANVAS = needing({"schedule": Condition.HELD_BLOCKS, "cache": Condition.WHOLE_CANVAS})
@@ -143,14 +144,14 @@ def moves(changes_K: Tensor, masked: Tensor | bool, more_rounds: Tensor | bool) 
     return changes_K if more_rounds is True else changes_K & more_rounds
 
 
-def step_and_masks(window: Window, state: DecodeState) -> tuple[int, int]:
-    """Return the number of earlier forwards of the open block and its masks at entry, of the only
-    branch."""
+def block_at_entry(window: Window, state: DecodeState) -> tuple[int, int, int]:
+    """Return the number of earlier forwards of the open block, and its masks and positions before
+    the first of them, of the only branch. A stop may have cut it since."""
     step = step_of_block(state, window)
     if step == 0:
         assert window.masks is not None  # the host knows those of one branch
-        state.memo[ENTRY_MASKS] = window.masks
-    return step, state.memo[ENTRY_MASKS]
+        state.memo[ENTRY_MASKS], state.memo[ENTRY_SIZE] = window.masks, window.width
+    return step, state.memo[ENTRY_MASKS], state.memo[ENTRY_SIZE]
 
 
 def hold_only_branch(flag: int, state: DecodeState) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from dllm_bench.core.declared import CheckedFields, Count, Positive
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import PublishedConfig, value
 
@@ -25,16 +26,16 @@ DRAFT_IDS = "draft_token_ids"  # key of a config: the draft vocabulary
 
 
 @dataclass(frozen=True)
-class DrafterConfig:
+class DrafterConfig(CheckedFields):
     """Settings of a drafter's config.json other than the sizes of its layers."""
 
-    slots: int
+    slots: Positive
     """Slots of a block, the anchor's included; of a chain, the steps it was trained for."""
     feature_layers: tuple[int, ...]
     """Layers of the target whose outputs it reads; -1 is the embedding."""
-    target_layers: int
+    target_layers: Positive
     """Number of layers of the target it was trained for."""
-    mask: int = 0
+    mask: Count = 0
     """Id of the token that is fed at every slot after the anchor."""
     silent: int = 0
     """The first slots, which predict nothing."""
@@ -42,7 +43,7 @@ class DrafterConfig:
     """Whether the checkpoint holds the target's embedding and head."""
     head: str = "vanilla"
     """Kind of the Markov head, one of `HEAD_NAMES`."""
-    rank: int = 0
+    rank: Count = 0
     """Rank of the Markov head, or of DFlash 2's path selector; 0: it has neither."""
     confidence: bool = False
     """Whether it has a confidence head."""
@@ -61,11 +62,11 @@ class DrafterConfig:
     """Factor of the logits, before `softcap`."""
     softcap: float | None = None
     """Logits x are s tanh(x / s) with this s; None: as they are."""
-    conv_taps: int = 0
+    conv_taps: Count = 0
     """DFlash 2: rows of the convolutions around each sublayer; 0: there are none."""
-    conv_group: int = 1
+    conv_group: Positive = 1
     """DFlash 2: channels that share a convolution's correction."""
-    candidates: int = 0
+    candidates: Count = 0
     """DFlash 2: tokens of a slot that its path selector chooses among; 0: it has none."""
     draft_ids: tuple[int, ...] = ()
     """Draft vocabulary: ids of the target's tokens that can be drafted, ascending. Empty: all."""
@@ -79,7 +80,8 @@ class DrafterConfig:
 def read_z_lab(published: PublishedConfig) -> DrafterConfig:
     """Return a z-lab or SpecForge config; newer ones nest the block length too.
 
-    Layers with a sliding window are causal and others are not, unless `is_causal` says it for all.
+    Layers with a sliding window are causal and others are not, unless `is_causal` says it for all;
+    `use_sliding_window` false takes their window away.
     """
     nested = value(published, "dflash_config")
     both = {**published, **nested}
@@ -90,7 +92,7 @@ def read_z_lab(published: PublishedConfig) -> DrafterConfig:
         )
     kinds = published.get("layer_types") or [None] * value(published, "num_hidden_layers")
     sliding = [kind == "sliding_attention" for kind in kinds]
-    causal = published.get("is_causal")
+    causal, ends = published.get("is_causal"), published.get("use_sliding_window", True)
     return DrafterConfig(
         slots=value(both, "block_size"),
         feature_layers=tuple(value(nested, "target_layer_ids")),
@@ -98,7 +100,7 @@ def read_z_lab(published: PublishedConfig) -> DrafterConfig:
         mask=value(nested, "mask_token_id"),
         silent=1,
         tables=not published.get(TARGET_TABLES, True),
-        windows=tuple(value(published, "sliding_window") if one else 0 for one in sliding),
+        windows=tuple(value(published, "sliding_window") if one and ends else 0 for one in sliding),
         causal=tuple(one if causal is None else causal for one in sliding),
         input_scale=both.get("input_embedding_scale") or 1.0,
         output_scale=both.get("output_multiplier") or 1.0,
@@ -185,4 +187,20 @@ def architecture(published: PublishedConfig) -> str:
 
 def read_drafter_config(published: PublishedConfig) -> DrafterConfig:
     """Read a drafter's config.json, in the format its architecture calls for."""
-    return READERS[architecture(published)](published)
+    try:
+        config = READERS[architecture(published)](published)
+        known = [layer for layer in config.feature_layers if -1 <= layer < config.target_layers]
+        layers = value(published, "num_hidden_layers")
+        fits = list(config.feature_layers) == known and len(config.windows) in (0, layers)
+    except (TypeError, AttributeError) as error:
+        raise DllmBenchError(
+            f"The drafter's config.json has a value of another type ({error}); use the published "
+            "config."
+        ) from error
+    if not fits or config.mask >= value(published, "vocab_size"):
+        raise DllmBenchError(
+            f"The drafter's config.json reads layers {list(config.feature_layers)} of "
+            f"{config.target_layers}, has {len(config.windows)} layer_types for {layers} layers "
+            f"and mask token {config.mask} of {published['vocab_size']}; use the published config."
+        )
+    return config

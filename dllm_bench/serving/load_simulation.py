@@ -17,7 +17,8 @@ curve. Left out: prefill, memory, contexts of different lengths.
 decoder.length.tokens=0` verifies nothing: the target decides every token alone, and the drafter
 drafts at every position. Greedy text is fixed, and a draft depends only on the tokens before it, so
 rounds simulated from such a run equal those of the real loop under any length rule. Runs that
-verify drafts can still be used as calibration data. Sampled text is not supported.
+verify drafts can still be used as calibration data. Sampled text is not supported, nor are drafts
+made in the forward that verifies the last one.
 """
 
 from __future__ import annotations

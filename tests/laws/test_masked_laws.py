@@ -263,6 +263,11 @@ def test_a_cut_canvas_stays_cut(model, schedule, explore, cache) -> None:
     assert len(gone.trace) == 2 and gone.ids == ()
 
 
+def test_a_cut_changes_no_step_of_the_open_block(model) -> None:
+    decoder = replace(BASE, schedule=Blocks(None), select=Epsilon(), stop=CutAt(11 + 12))
+    assert set(Counter(decoder.generate(model, REQUEST).born).values()) == {1}
+
+
 class Ops(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

@@ -62,7 +62,7 @@ from tests.pieces import SLOTS, RandomHead, Table, decoders, pieces
 
 BASE = MaskedDecoder(Confidence(), TopK(), Blocks(8), NoCache())
 GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
-CAUSAL = Blocks(8, sees_future=False)
+CAUSAL, WHOLE = Blocks(8, sees_future=False), replace(BASE, schedule=Blocks(None))
 BLOCKS = replace(BASE, select=SelfVerified(inner=Best(1)), schedule=CAUSAL, cache=BlockCache())
 GROWS = replace(BASE, select=Threshold(0.4, strict=True), schedule=Daedal(8, 4))
 REQUEST = Request("refused", tuple(range(3, 14)), 24)
@@ -196,6 +196,7 @@ REQUESTS: list[tuple[Make, str]] = [
     undecoded("a model with shifted logits", IN_PARTS, "sdar"),
     undecoded("pinned .*a schedule with positions that keep .* Daedal", GROWS, pinned=((2, 5),)),
     undecoded("a model with logits of each position at its own row", BLOCKS, "dream"),
+    undecoded("from new position 24 on", replace(WHOLE, score=AnswerGap(answer=24))),
     undecoded("no reference", replace(BASE, select=Oracle())),
     undecoded("the schedule .sees_rest. hides some", HIDDEN),
     undecoded("forbid_mask=true", FREE, "dream", prompt_ids=(8,), max_new_tokens=60),

@@ -19,9 +19,9 @@ from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import BlockCache, NoCache, PrefixCache
-from dllm_bench.methods.common import Blocks, Confidence
+from dllm_bench.methods.common import Best, Blocks, Confidence, TopK
 from dllm_bench.methods.d3llm import DelayedCache, EntropyThreshold, MultiBlock
-from dllm_bench.methods.remasking import Remask, Wino
+from dllm_bench.methods.remasking import Remask, ReMDM, Wino
 from dllm_bench.methods.revising import Budgeted, Edit, EditBlocks, Leftmost, SoftRevision
 from dllm_bench.runs.sessions import MeasuredDenoiser
 from tests.helpers import tiny_denoiser
@@ -146,6 +146,17 @@ def test_a_given_end_token_ends_nothing() -> None:
         plain = replace(REVISING[name], forbid="ends")
         ends = replace(plain, revise=replace(plain.revise, **ending))  # type: ignore[type-var]
         assert canvas(ends.generate(MODELS[0], gaps)) == canvas(plain.generate(MODELS[0], gaps))
+
+
+FEW_STEPS = {"remdm": ReMDM(steps=8), "t2m": REVISING["t2m"].revise}
+
+
+@pytest.mark.parametrize("name", FEW_STEPS)
+def test_no_mask_is_left_whatever_the_number_of_steps(name: str) -> None:
+    """ReMDM's last forward masks nothing again, and a selector has more steps than masks."""
+    select = {"remdm": Best(2, refills=True), "t2m": TopK(32)}[name]
+    decoder = replace(REVISING[name], select=select, revise=FEW_STEPS[name], schedule=Blocks(16))
+    assert all(MASKED not in generation.born for generation in decoded(decoder))
 
 
 def test_a_reviser_that_cycles_ends_with_a_sentence() -> None:

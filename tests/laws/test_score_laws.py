@@ -35,7 +35,7 @@ from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Hierarchy, Ration
 from dllm_bench.methods.history import Credit
 from dllm_bench.methods.revising import RepeatPenalty
 from tests.helpers import ROLES, VOCAB, noting
-from tests.pieces import BLOCK, CutAt, Table, opened, pieces
+from tests.pieces import BLOCK, CutAt, Table, decoders, opened, pieces
 from tests.tiers import covering_pairs
 
 DENSE = MemoKey[Tensor]("dense")
@@ -143,7 +143,7 @@ class Dense(Score):
         table_KLV = state.memo.get(DENSE)
         if table_KLV is None:
             table_KLV = torch.zeros(state.branches, state.length, VOCAB)
-        table_KLV = beta_KL1 * table_KLV[:, : state.length]
+        table_KLV = beta_KL1 * table_KLV[:, : state.length] * state.masked_KL[..., None]
         span = slice(window.start, window.stop)
         table_KLV[:, span] += gained_KWV * window.eligible_KW[..., None]
         state.memo[DENSE] = table_KLV
@@ -191,6 +191,14 @@ def test_credit_is_a_dense_table_whatever_is_open(name, schedule, explore, stop)
     for one_KW, other_KW in zip(found, expected, strict=True):
         assert torch.allclose(one_KW, other_KW, atol=1e-5)
     assert sum(float(p.sum()) for p in found) != sum(float(p.sum()) for p in plain), "no say"
+
+
+@pytest.mark.parametrize("name", ["fixed", "full"])
+def test_a_position_that_is_masked_again_begins_without_credit(name: str) -> None:
+    credit, decoder = CREDITS[name], decoders()["t2m"]
+    found, expected = (noted(decoder, score) for score in (credit, Dense(credit, PROMPT_LEN)))
+    assert torch.allclose(torch.stack(found), torch.stack(expected), atol=1e-5)
+    assert any(one.changes for one in decoder.generate(MODEL, REQUEST).trace.forwards), "no say"
 
 
 def noted(decoder: MaskedDecoder, score: Score) -> list[Tensor]:

@@ -83,17 +83,22 @@ def test_step_times_are_interpolated_between_measured_sizes() -> None:
     assert profile.rate(2) == pytest.approx(1 / 1.5)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "rates"),
-    [((), ()), ((2, 3), (1.0, 1.0)), ((1, 1), (1.0, 1.0)), ((1, 2), (1.0,)), ((1,), (0.0,))],
-)
+NO_SPEEDS = [((1, 2), (1.0,)), ((1,), (0.0,)), ((1,), (float("nan"),))]
+SIZES = [((), ()), ((2, 3), (1.0, 1.0)), ((1, 1), (1.0, 1.0))]
+
+
+@pytest.mark.parametrize(("tokens", "rates"), [*SIZES, *NO_SPEEDS])
 def test_impossible_tables_are_refused(tokens: tuple[int, ...], rates: tuple[float, ...]) -> None:
     for make in (lambda: StepProfile(tokens, rates), lambda: ProfileJob((4, 8))):
         with pytest.raises(DllmBenchError, match="rising sizes from 1"):
             make()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"tokens": [1]}', None])
+NO_PROFILES = ["{", "[]", '{"tokens": [1]}', '{"tokens": "12", "steps_per_s": "12"}']
+INFINITE = '{"tokens": [1, Infinity], "steps_per_s": [1, 1]}'
+
+
+@pytest.mark.parametrize("text", [*NO_PROFILES, INFINITE, None])
 def test_what_is_no_profile_is_refused(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     if text is not None:
