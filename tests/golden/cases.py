@@ -54,6 +54,9 @@ REASONS: dict[str, Callable[[Case], bool]] = {
     "coupling: a released batch stores the open block for all rows": lambda c: bool(
         c.get("batched") and c["params"]["use_block_cache"]
     ),
+    "tie: the record depends on the order of equal values": lambda c: bool(
+        c.get("tie_dependent") or c.get("low_margin")
+    ),
     "not implemented: the eager mode, which is not lossless": lambda c: bool(
         c.get("params", {}).get("eager_acceptance_mode")
     ),
