@@ -1,4 +1,4 @@
-# Everything a newcomer needs. `make` alone prints the targets; each builds .venv first if needed.
+# Everything a newcomer needs. `make` alone prints the targets; those that need .venv build it first.
 SHELL := /bin/bash
 # Without bytecode every process compiles torch anew; images of containers often switch it off.
 unexport PYTHONDONTWRITEBYTECODE

@@ -80,7 +80,7 @@ def words_for(
         yield from (w for w in found if "decoder" not in given or w.startswith(OF_DECODER))
     elif metavar in GROUP_OF:
         yield from options(GROUP_OF[metavar])
-    elif action.dest == "profile":
+    elif action.dest == "profile" and metavar != "FILE":
         yield from options("profile")
     elif metavar.startswith("PAPER/"):
         from dllm_bench.tables.load import names_of

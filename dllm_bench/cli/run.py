@@ -221,9 +221,11 @@ def with_flags_as_settings(arguments: Iterable[str]) -> list[str]:
     """Return the arguments with the flags of `AS_SETTINGS` written as settings."""
     settings, rest = [], iter(arguments)
     for argument in rest:
-        setting = AS_SETTINGS.get(argument, argument)
-        takes_value = argument in AS_SETTINGS and "=" not in setting
-        settings.append(f"{setting}={next(rest, '')}" if takes_value else setting)
+        flag, joined, value = argument.partition("=")
+        setting = AS_SETTINGS.get(flag, argument)
+        takes_value = flag in AS_SETTINGS and "=" not in setting
+        value = value if joined else next(rest, "") if takes_value else ""
+        settings.append(f"{setting}={value}" if takes_value else setting)
     return settings
 
 

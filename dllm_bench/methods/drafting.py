@@ -178,7 +178,7 @@ def read_measurement(
 
 def numbers_of(plain: Any, key: str, kind: type = float) -> tuple[Any, ...]:
     """Return the numbers of a json file under a key; TypeError if they are no list of them."""
-    if not fits(plain[key], tuple[kind, ...]):
+    if not fits(plain[key], tuple[kind, ...]):  # type: ignore[valid-type]  # a type at run time
         raise TypeError(key)
     return tuple(map(kind, plain[key]))
 

@@ -121,8 +121,9 @@ def credits_of(state: DecodeState, window: Window, slots: int = 0) -> Tensor | N
     """Return the credits of earlier forwards; committed positions have none, so one that is masked
     again begins without."""
     credits_KWX = recall(state, window, CREDIT, slots)
-    revises = credits_KWX is not None and state.changes_KL is not None
-    return credits_KWX * window.eligible_KW[..., None] if revises else credits_KWX
+    if credits_KWX is None or state.changes_KL is None:  # without a reviser none is masked again
+        return credits_KWX
+    return credits_KWX * window.eligible_KW[..., None]
 
 
 def count(window: Window, flags_KW: Tensor) -> Tensor:

@@ -167,12 +167,15 @@ def on_this_machine(group: str, stored: Mapping[str, Any], compose: Compose) -> 
     """Return settings of a stored run that are safe to use here, even if a stranger wrote them.
 
     Settings that affect the output are those stored. Locations of files, server addresses and
-    consents come from this machine's configuration of that name, if there is one.
+    consents come from this machine's configuration of that name, if there is one; a split or a data
+    set may be a part of the stored name.
     """
     chosen: Any = KINDS[group](stored)
     is_object = group == "model" and chosen.is_object  # it only shares a name
-    known = chosen.name in options(group) and not is_object
-    own = compose([f"{group}={chosen.name}"])[group] if known else {}
+    without_split = chosen.name.removesuffix(f"_{stored.get('split')}")
+    named = [chosen.name, without_split, f"deepspec_{stored.get('dataset')}"]
+    known = [] if is_object else [name for name in named if name in options(group)]
+    own = compose([f"{group}={known[0]}"])[group] if known else {}
     identity = split({group: stored})[Role.IDENTITY].get(group, {})
     return {**identity, **split({group: own})[Role.RUNTIME].get(group, {})}
 

@@ -212,6 +212,10 @@ def test_paths_consent_and_servers_of_a_record_are_not_used(tmp_path: Path) -> N
     stored["allow_code_execution"] = True
     here = on_this_machine("benchmark", stored, compose)
     assert here["data_dir"] is None and here["allow_code_execution"] is False
+    for name in ("sudoku_dream", "deepspec_gsm8k"):  # stored under another name
+        stored = compose([f"benchmark={name}", "paths.data=/theirs"])["benchmark"]
+        ours = on_this_machine("benchmark", stored, lambda o: compose([*o, "paths.data=/ours"]))
+        assert ours["data_dir"] == "/ours"
     model = {**compose(["model=tiny-llada"])["model"], "path": str(canary)}
     assert on_this_machine("model", model, compose)["path"] == "assets/tiny-llada"
     assert "path" not in on_this_machine("model", {**model, "name": "../x,a=b"}, compose)
