@@ -6,11 +6,13 @@ the modules that train are imported only after the names on the command line wer
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.cli.common import compose, open_store, print_lines, print_written, training_folder
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import require_known
 from dllm_bench.store import inputs
 from dllm_bench.store.files import write_json
@@ -58,6 +60,8 @@ def train_drafter(arguments: Namespace) -> int:
     from dllm_bench.training import drafters
 
     job, model = drafter_job(arguments), inputs.model_here(config)
+    if arguments.texts_only and job.texts == "gold":
+        raise DllmBenchError("--texts gold has no texts for --texts-only; leave out one of both.")
     folder = training_folder(arguments) / "drafters"
     name = f"{model.name}-{arguments.drafter}-layers{job.layers}"
     out, spec = arguments.out or folder / name, inputs.model_spec(model)
@@ -96,12 +100,14 @@ def train_adapter(arguments: Namespace) -> int:
     model = inputs.model_here(config)
     folder = training_folder(arguments) / "adapters"
     out = arguments.out or folder / f"{model.name}-block{job.block}"
-    spec = inputs.model_spec(model)
+    spec = adapters.as_block_diffusion(inputs.model_spec(model), job)
     loaded = load_model(spec)
-    adapters.AdapterTraining.start(job, loaded, adapters.texts_of(job, loaded, spec.chat)).run(out)
+    own = [word for word in arguments.settings if word.lstrip("+~").startswith("model.")]
+    named, texts = (arguments.model, *own), adapters.texts_of(job, loaded, spec.chat)
+    adapters.AdapterTraining.start(job, loaded, texts, *named).run(out)
     return print_written(
         out,
-        f"model={arguments.model} model.lora={out} model.attention_form=block_causal "
+        f"model={shlex.join(named)} model.lora={out} model.attention_form=block_causal "
         f"model.block={job.block} decoder=block_diffusion decoder.schedule.block={job.block}",
     )
 

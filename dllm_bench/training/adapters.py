@@ -13,29 +13,32 @@ size, V vocabulary.
 from __future__ import annotations
 
 import random
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
+from dllm_bench.core.declared import UNBOUNDED, CheckedFields, Range
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import checkpoint
 from dllm_bench.models.adapters import ADAPTERS
-from dllm_bench.models.checkpoint import published_shapes, shapes_of
+from dllm_bench.models.checkpoint import shapes_of
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.sources import LORA_CONFIG, LORA_STEM
+from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.paths import expanded, place_of
 from dllm_bench.store.files import atomic_path, is_file, write_json
 from dllm_bench.training import loop, prompts
-from dllm_bench.training.loop import Numbers, Point, Training, TrainingText
+from dllm_bench.training.loop import Numbers, Point, Seed, Training, TrainingText
 
 ALL_MASKED, CUT = 0.35, 0.35
 """Shares of blocks that are fully masked, and masked after a random position; others are masked at
@@ -44,11 +47,12 @@ BETAS = (0.9, 0.98)
 HELD_OUT = 32  # texts
 SHOWN_POINTS = 10  # at most, of the curve
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PEFT = "base_model.model."  # begins the names of peft's files
 MASKED_SEED = 1_000_003  # seed of the masks of held-out texts
 
 
 @dataclass(frozen=True)
-class AdapterJob:
+class AdapterJob(CheckedFields):
     """One adapter to train."""
 
     block: int = 4
@@ -58,27 +62,35 @@ class AdapterJob:
     """The tasks whose train splits give prompts and answers, in turn."""
     texts: tuple[str, ...] = ()
     """Files of answers that `train drafter … --texts-only` wrote, to learn in place of tasks."""
-    prompts: int = 4000
+    prompts: Annotated[int, Range(HELD_OUT + 1, UNBOUNDED)] = 4000
     rows: int = 4
     """Texts of a step."""
     steps: int = 400
     lr: float = 2e-3
     """Peak learning rate."""
-    seed: int = 0
+    seed: Seed = 0
     start: str = ""
     """An adapter of the same rank with the initial weights, a folder or assets/<name>; empty: start
     without effect."""
-
-    def __post_init__(self) -> None:
-        if self.prompts <= HELD_OUT:
-            raise DllmBenchError(
-                f"{self.prompts} prompts leave none besides the {HELD_OUT} held out; give more."
-            )
 
     def command(self, model: str) -> str:
         """Return the command that trains this adapter."""
         shown = {"texts": tuple(Path(file).name for file in self.texts)}
         return loop.command(f"dllm-bench train adapter {model}", self, AdapterJob(), shown)
+
+
+def as_block_diffusion(spec: ModelSpec, job: AdapterJob) -> ModelSpec:
+    """Return the model as one of block diffusion, which `load_model` refuses without a mask token
+    of its own.
+
+    DllmBenchError for a model that has an adapter.
+    """
+    if spec.lora:
+        raise DllmBenchError(
+            f"Model {spec.name!r} has an adapter, which a new one would not hold; give "
+            f"model.lora=null, and --start {spec.lora} to begin with its weights."
+        )
+    return replace(spec, attention_form="block_causal", block=job.block)
 
 
 def texts_of(job: AdapterJob, loaded: LoadedModel, chat: bool) -> list[TrainingText]:
@@ -91,15 +103,11 @@ def texts_of(job: AdapterJob, loaded: LoadedModel, chat: bool) -> list[TrainingT
                     f"{file} is not here; `dllm-bench train drafter MODEL KIND --texts-only` "
                     "writes a file of answers and says where."
                 )
-        files = [loop.stored_texts(expanded(file)) for file in job.texts]
-        whole = [whole_blocks(text, job.block, loaded.special) for file in files for text in file]
+        vocab = loaded.denoiser.vocab_size
+        stored = [t for file in job.texts for t in loop.stored_texts(expanded(file), vocab)]
+        whole = [whole_blocks(text, job.block, loaded.special) for text in stored]
         random.Random(job.seed).shuffle(whole)
-        texts = [text for text in whole if len(text.ids) > text.prompt][: job.prompts]
-        if len(texts) <= HELD_OUT:
-            raise DllmBenchError(
-                f"{len(texts)} texts leave none besides the {HELD_OUT} held out; give more."
-            )
-        return texts
+        return [text for text in whole if len(text.ids) > text.prompt][: job.prompts]
     encode = prompts.encoder(loaded.text.encode, chat)
     special = loaded.special
     end = special.eot if chat and special.eot is not None else special.eos
@@ -139,22 +147,23 @@ def attach_new(loaded: LoadedModel, job: AdapterJob) -> dict[str, torch.nn.Param
     denoiser = loaded.denoiser
     assert isinstance(denoiser, TransformerDenoiser)
     layout, module = ADAPTERS[loaded.metadata.adapter], denoiser.module
-    rng = torch.Generator().manual_seed(job.seed)
+    rng, shapes = torch.Generator().manual_seed(job.seed), shapes_of(module)
+    parts = {name: layout.parts(name, shapes) for name in shapes}
+    if not layout.plain_layers or any(len(own) > 1 or own[0].rows for own in parts.values()):
+        raise DllmBenchError(
+            f"Model {loaded.metadata.name!r} has layers of another kind than an adapter is trained "
+            "for (experts, joined matrices, or a canvas); choose a dense model."
+        )
     pairs = {}
-    for name, shape in published_shapes(layout, shapes_of(module)).items():
+    for name, shape in shapes.items():
         if name.endswith(tuple(f".{target}.weight" for target in TARGETS)):
             down_RI = torch.randn(job.rank, shape[1], generator=rng) / shape[1] ** 0.5
-            pairs[name] = (down_RI, torch.zeros(shape[0], job.rank))
-    if not pairs:
-        raise DllmBenchError(
-            f"Model {loaded.metadata.name!r} has no layers named {', '.join(TARGETS)}, which an "
-            "adapter is trained for; choose a model of another layout."
-        )
+            pairs[parts[name][0].name] = (down_RI, torch.zeros(shape[0], job.rank))
     checkpoint.attach_lora(
         _given(job, pairs) if job.start else checkpoint.LoraAdapter(1.0, pairs), module, layout
     )
     learned = {
-        f"base_model.model.{name.replace('.default', '')}": parameter
+        PEFT + layout.to_published(name.replace(".default", "")): parameter
         for name, parameter in module.named_parameters()
         if ".lora_" in name
     }
@@ -279,25 +288,32 @@ class AdapterTraining(Training):
     part = "adapter"
     measure_every, digits, save_every_s = 50, 4, 120.0
 
-    loaded: LoadedModel
     learned: dict[str, torch.nn.Parameter]
+    named: tuple[str, ...]
+    """Words of the command: the model, and its settings."""
 
     @classmethod
     def start(
-        cls, job: AdapterJob, loaded: LoadedModel, texts: list[TrainingText]
+        cls, job: AdapterJob, loaded: LoadedModel, texts: list[TrainingText], *named: str
     ) -> AdapterTraining:
-        """Return the training at its first step."""
+        """Return the training at its first step; see the fields for `named`."""
         learned = attach_new(loaded, job)
         held_out = texts_held_out(texts)
         asked = {text.ids[: text.prompt] for text in held_out}
+        others = [text for text in texts if text.ids[: text.prompt] not in asked]
+        if not others:
+            raise DllmBenchError(
+                f"{len(texts)} texts of {len(asked)} prompts leave none to learn, since those of "
+                f"{HELD_OUT} prompts are held out; give texts of more prompts."
+            )
         return cls(
             job=job,
-            device=loaded.denoiser.device,
             optimizer=torch.optim.AdamW(learned.values(), job.lr, BETAS, weight_decay=0.0),
-            texts=[text for text in texts if text.ids[: text.prompt] not in asked],
+            texts=others,
             held_out=held_out,
             loaded=loaded,
             learned=learned,
+            named=named or (loaded.metadata.name,),
         )
 
     @property
@@ -352,14 +368,17 @@ class AdapterTraining(Training):
         return {name: sum(v) / len(v) for name, v in sorted(found.items()) if v}
 
     def write(self, out: Path) -> None:
+        layers = [n.removeprefix(PEFT).partition(".lora_A")[0] for n in self.learned if "_A." in n]
+        # not so in LLaDA, whose head has the last name of a layer
+        has_usual_names = {layer.rpartition(".")[2] for layer in layers} == set(TARGETS)
         published = {  # in peft's format
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": self.loaded.metadata.name,
+            "base_model_name_or_path": self.named[0],
             "r": self.job.rank,
             "lora_alpha": self.job.rank,
             "bias": "none",
-            "target_modules": list(TARGETS),
+            "target_modules": list(TARGETS) if has_usual_names else layers,
         }
         write_json(out / LORA_CONFIG, published)
         weights = {name: w.detach().to("cpu", torch.bfloat16) for name, w in self.learned.items()}
@@ -369,6 +388,7 @@ class AdapterTraining(Training):
     def facts(self) -> dict[str, Any]:
         return {
             "model": self.loaded.metadata.name,
+            "named": shlex.join(self.named),
             "dtype": self.loaded.metadata.dtype,
             "count": sum(parameter.numel() for parameter in self.learned.values()),
             "shown": self.curve[:: -max(1, -(-len(self.curve) // SHOWN_POINTS))][::-1],

@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
+from dllm_bench.core.declared import Amount, CheckedFields
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.drafter_networks import (
     BlockDraftNetwork,
@@ -290,27 +291,28 @@ def _heads(attention: ContextAttention, states: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LossShares:
+class LossShares(CheckedFields):
     """Weights of the loss terms: L = ce * CE + l1 * |p_draft - p_target|_1 + confidence * BCE.
 
     Each term is a weighted mean over supervised slots. DFlash is (1, 0, 0).
     """
 
-    ce: float = 0.1
+    ce: Amount = 0.1
     """Of the cross-entropy with the tokens of the text."""
-    l1: float = 0.9
+    l1: Amount = 0.9
     """Of the full L1 norm between both distributions at temperature 1 (twice their total
     variation)."""
-    confidence: float = 1.0
+    confidence: Amount = 1.0
     """Of the confidence head's binary cross-entropy with the label 1 - l1 / 2 (no gradient)."""
     decay: float | None = 4.0
     """Slot d has the weight exp(-d / decay); None: all slots weigh the same."""
 
     def __post_init__(self) -> None:
-        if min(self.ce, self.l1, self.confidence) < 0 or self.ce + self.l1 <= 0:
+        super().__post_init__()
+        if self.ce + self.l1 <= 0:
             raise DllmBenchError(
-                f"The loss weighs CE with {self.ce:g} and L1 with {self.l1:g}; give two shares of "
-                "0 or more, one of them above 0."
+                f"The loss weighs CE with {self.ce:g} and L1 with {self.l1:g}; give two shares, "
+                "one of them above 0."
             )
 
 

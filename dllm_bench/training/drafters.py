@@ -41,12 +41,14 @@ from dllm_bench.models import drafters as drafter_files
 from dllm_bench.models.drafter_config import DRAFT_IDS, TARGET_TABLES
 from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork, DraftNetwork
 from dllm_bench.models.load import LoadedModel
+from dllm_bench.models.text import library_errors_named
 from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.store import files
 from dllm_bench.store.files import Appender, atomic_path, is_file, lstat, make_folder, matching
 from dllm_bench.training import DRAFTER_BENCHMARKS, loop, prompts
 from dllm_bench.training import drafter_objectives as objectives
 from dllm_bench.training.drafter_objectives import LossShares, TargetRows
-from dllm_bench.training.loop import Numbers, Point, Report, Training, TrainingText
+from dllm_bench.training.loop import Numbers, Point, Report, Seed, Training, TrainingText
 
 Texts = Literal["target", "gold"]
 
@@ -84,7 +86,7 @@ class DrafterJob(CheckedFields):
     shares: LossShares = field(default_factory=LossShares)
     texts: Texts = "target"
     """Whose answers are learned: the target's own, or the gold ones."""
-    temperature: float = 0.7  # DeepSpec, which also truncates (top-p 0.8, top-k 20)
+    temperature: Amount = 0.7  # DeepSpec, which also truncates (top-p 0.8, top-k 20)
     """Of the target's answers; 0 is greedy."""
     benchmarks: tuple[str, ...] = DRAFTER_BENCHMARKS
     """The embedded benchmarks whose train splits give the prompts, in turn."""
@@ -104,8 +106,8 @@ class DrafterJob(CheckedFields):
     """Tokens that can be drafted, the most frequent ones of the answers; 0: all."""
     store_gib: Amount = 0.0
     """What the target's outputs may take on the disk, GiB; 0: they are computed in every step."""
-    seed: int = 0
-    text_seed: int | None = None
+    seed: Seed = 0
+    text_seed: Seed | None = None
     """Seed of prompts and answers; None: `seed`."""
 
     @property
@@ -268,10 +270,20 @@ def generated_texts(
     """Return prompts with the target's own answers, decoded in batches of `BATCH`.
 
     Answers that `file` already holds are not decoded again; new ones are appended to it in the
-    order of the requests, whose ids are their places.
+    order of the requests, whose ids are their places. DllmBenchError if it holds those to others.
     """
     decoder = SpeculativeDecoder(NoDraft(), temperature=temperature)
-    texts = loop.stored_texts(file)
+    texts = loop.stored_texts(file, loaded.denoiser.vocab_size)
+    for text, request in zip(texts, requests, strict=False):
+        if text.ids[: text.prompt] != request.prompt_ids:
+            raise DllmBenchError(
+                f"{file} holds answers to other prompts than are asked for; give the tokenizer, "
+                "model.chat, model.bos and model.thinking that it was made with, or move it away."
+            )
+    if len(texts) >= len(requests):
+        return texts[: len(requests)]
+    # without a line that a kill cut short
+    files.write_atomic(file, "".join(f"{json.dumps(vars(text))}\n" for text in texts))
     countdown, early = loop.Countdown(len(requests), len(texts)), dict[int, TrainingText]()
     with closing(Appender(file)) as stream:
         for one in decoder.generate_stream(loaded.denoiser, requests[len(texts) :], BATCH):  # type: ignore[arg-type]
@@ -282,10 +294,10 @@ def generated_texts(
             early[place] = TrainingText(prompt + answer, len(prompt))
             while text := early.pop(len(texts), None):
                 texts.append(text)
-                stream.append(json.dumps({"ids": text.ids, "prompt": text.prompt}))
+                stream.append(json.dumps(vars(text)))
                 if countdown.due(len(texts)):
                     report(f"answers: {len(texts)} of {len(requests)}, {countdown.eta(len(texts))}")
-    return texts[: len(requests)]
+    return texts
 
 
 def frequent_tokens(texts: Sequence[TrainingText], count: int, vocab: int) -> tuple[int, ...]:
@@ -341,7 +353,8 @@ class StoredRows:
         name = hashlib.sha256(f"{text.prompt} {text.ids}".encode()).hexdigest()
         file = self.folder / f"{name}.safetensors"
         if is_file(file):
-            return load_file(file)
+            with library_errors_named(f"{file} cannot be read", "remove it"):
+                return load_file(file)
         rows = compute(text)
         assert rows.whole_BL is not None
         features, last = rows.features_BLC[0].bfloat16(), rows.last_BLH[0].bfloat16()
@@ -364,8 +377,6 @@ class DrafterTraining(Training):
     part = "drafter"
     measure_every, digits, save_every_s = 100, 5, 60.0
 
-    model: str
-    """Name of the target."""
     target: TransformerDenoiser
     published: dict[str, Any]
     """config.json of the drafter."""
@@ -383,9 +394,11 @@ class DrafterTraining(Training):
     ) -> DrafterTraining:
         """Return a drafter with random weights, and the target's embedding and head.
 
-        rows: folder for the target's outputs, if the job stores them.
+        rows: folder for the target's outputs, if the job stores them. DllmBenchError for a target
+        that no drafter serves.
         """
         target = loaded.denoiser
+        SpeculativeDecoder(NoDraft()).check_run_fits(target)
         assert isinstance(target, TransformerDenoiser)
         few = min(HELD_OUT, max(1, len(texts) // 10))
         published = job.published_config(target)
@@ -400,11 +413,10 @@ class DrafterTraining(Training):
         learned = [weight for weight in network.parameters() if weight.requires_grad]
         return cls(
             job=job,
-            device=target.device,
+            loaded=loaded,
             optimizer=torch.optim.AdamW(learned, job.lr, weight_decay=0.0),
             texts=texts[few:],
             held_out=texts[:few],
-            model=loaded.metadata.name,
             target=target,
             published=published,
             network=network,
@@ -474,4 +486,5 @@ class DrafterTraining(Training):
 
     def facts(self) -> dict[str, Any]:
         learned = sum(w.numel() for w in self.network.parameters() if w.requires_grad)
-        return {"learned": learned, "facts": self.network.drafter_config}
+        model = self.loaded.metadata.name
+        return {"model": model, "learned": learned, "facts": self.network.drafter_config}

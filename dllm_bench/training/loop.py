@@ -17,19 +17,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from dllm_bench.core.declared import Count, Positive, Range, made_from
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.load import LoadedModel
+from dllm_bench.models.text import library_errors_named
 from dllm_bench.runs.progress import duration
-from dllm_bench.store.files import atomic_path, is_file, make_folder, whole_lines, write_atomic
+from dllm_bench.store import files
+from dllm_bench.store.files import atomic_path, is_file, make_folder, write_atomic
+from dllm_bench.training import prompts
 
 WARMUP, CLIP_NORM = 0.04, 1.0  # DeepSpec
 LINE_EVERY_S = 5.0
+Seed = Annotated[int, Range(0, 10**11)]  # 10 million times as much fits into 64 bits
 Report = Callable[[str], None]
 """Receives a progress line, for example `print`."""
 Point = dict[str, float]
@@ -113,9 +119,9 @@ def command(start: str, job: Any, usual: Any, shown: Mapping[str, Any]) -> str:
 class TrainingText:
     """One text to learn from."""
 
-    ids: tuple[int, ...]
+    ids: tuple[Count, ...]
     """Tokens of the prompt and of the answer, the end token last."""
-    prompt: int
+    prompt: Positive
     """Number of prompt tokens."""
 
 
@@ -127,12 +133,26 @@ def padded(texts: Sequence[TrainingText], end: int) -> tuple[Tensor, Tensor]:
     return pad_sequence(ids, True, end), pad_sequence(answers, True)
 
 
-def stored_texts(file: Path) -> list[TrainingText]:
-    """Return the texts of a file of answers, one a line; a last line cut short by a kill is removed
-    from it."""
-    lines = whole_lines(file)
-    write_atomic(file, b"".join(line + b"\n" for line in lines))
-    return [TrainingText(tuple(row["ids"]), row["prompt"]) for row in map(json.loads, lines)]
+def stored_texts(file: Path, vocab: int) -> list[TrainingText]:
+    """Return the texts of a file of answers, one a line; a last line cut short by a kill is left
+    out.
+
+    vocab: number of the model's tokens. DllmBenchError for a line that holds no text of these.
+    """
+    texts = []
+    *lines, last = (files.stored_bytes(file) or b"").split(b"\n")
+    for number, line in enumerate([*lines, last] if last.endswith(b"}") else lines, start=1):
+        try:
+            text = made_from(TrainingText, files.parse(line))
+            if text.prompt > len(text.ids) or max(text.ids) >= vocab:
+                raise ValueError("an id or the prompt is too large")
+        except ValueError as error:
+            raise DllmBenchError(
+                f"Line {number} of {file} is no text of this model ({error}); give JSON with ids "
+                f"below {vocab}, and prompt, the number of those that are the prompt's."
+            ) from None
+        texts.append(TrainingText(tuple(text.ids), text.prompt))
+    return texts
 
 
 # --- the loop ------------------------------------------------------------------------------------
@@ -152,7 +172,8 @@ class Training(ABC):
 
     job: Any
     """What to train; has `rows` (texts of a step), `steps`, `lr` and `seed`."""
-    device: torch.device
+    loaded: LoadedModel
+    """The model that is adapted, or the target of the drafter."""
     optimizer: torch.optim.AdamW
     texts: list[TrainingText]
     held_out: list[TrainingText]
@@ -184,9 +205,18 @@ class Training(ABC):
         """Return what the model card names besides the job and this training."""
 
     @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.loaded.denoiser.device
+
+    @property
     def settings(self) -> str:
-        """The job as JSON, since a state file holds no objects such as paths."""
-        return json.dumps(asdict(self.job), default=str)
+        """Job, model and hash of the texts as JSON, since a state file holds no objects such as
+        paths."""
+        made, special = self.loaded.metadata, self.loaded.special
+        texts = prompts.hash_of([*map(repr, (*self.texts, *self.held_out))])
+        facts = made.weights_sha256, made.dtype, asdict(special), texts
+        return json.dumps([asdict(self.job), *facts], default=str)
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -215,20 +245,32 @@ class Training(ABC):
 
     def restore(self, file: Path) -> None:
         """Continue from the state file that `save` wrote."""
-        saved = torch.load(file, map_location=self.device)
-        if saved["job"] != self.settings:
-            raise DllmBenchError(
-                f"{file} belongs to the training of this {self.part} with other settings; give the "
-                "same ones, another --out, or remove the folder."
-            )
-        self.step, self.seconds, self.curve = saved["step"], saved["seconds"], saved["curve"]
+        with library_errors_named(f"{file} cannot be read", "remove it to train from the start"):
+            saved = torch.load(file, map_location=self.device)
+            if saved["job"] != self.settings:
+                raise DllmBenchError(
+                    f"{file} belongs to a training of the {self.part} with other settings, another "
+                    "model or other texts; give the same ones, another --out, or remove the folder."
+                )
+            self.step, self.seconds, self.curve = saved["step"], saved["seconds"], saved["curve"]
         for name, weight in self.weights.items():
             weight.copy_(saved["weights"][name])
         self.optimizer.load_state_dict(saved["optimizer"])
 
+    def require_finite(self) -> None:
+        """Raise DllmBenchError if a weight or a measured number is NaN or infinite."""
+        last = self.curve[-1].items() if self.curve else ()
+        # the loss of a batch without masks is NaN
+        measured = torch.tensor([number for name, number in last if name != "loss"])
+        if not all(bool(one.isfinite().all()) for one in (measured, *self.weights.values())):
+            raise DllmBenchError(
+                f"At step {self.step} of {self.job.steps}, weights or losses are NaN or infinite, "
+                f"and were not written; give a lower --lr than {self.job.lr:g}."
+            )
+
     def save(self, out: Path) -> None:
         """Write what is trained as it is now, its curve and card, and the state to resume from."""
-        make_folder(out)
+        self.require_finite()
         self.write(out)
         parts = {"job": self.job, "training": self, **self.facts()}
         write_report(out, self.part, self.curve, parts)
@@ -245,6 +287,8 @@ class Training(ABC):
 
     def run(self, out: Path, report: Report = print) -> Self:
         """Train and write the folder `out`; resumes from its state.pt where there is one."""
+        with files.explain_write_errors(out):
+            make_folder(out)
         if is_file(file := out / "state.pt"):
             self.restore(file)
         countdown, saved_at = Countdown(self.job.steps, self.step), time.monotonic()

@@ -14,11 +14,12 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.load import LoadedModel, load_model
+from dllm_bench.paths import assets_dir
 from dllm_bench.training import adapters
 from dllm_bench.training.adapters import AdapterJob, AdapterTraining
-from dllm_bench.training.loop import TrainingText
+from dllm_bench.training.loop import TrainingText, stored_texts
 from tests.helpers import tiny_checkpoint
-from tests.unit.models.common import spec
+from tests.unit.models.common import edit, spec
 
 BLOCK = 4
 JOB = AdapterJob(block=BLOCK, rank=4, prompts=40, rows=4, steps=6, lr=1e-2)
@@ -26,7 +27,7 @@ TEXTS = [
     TrainingText(tuple(torch.arange(start, start + length).tolist()), prompt)
     for start, length, prompt in ((3, 17, 6), (20, 12, 4), (9, 22, 13), (30, 9, 3))
 ]
-KINDS = ("qwen3", "sdar")  # logits shifted, and not
+KINDS = ("qwen3", "llada")  # logits shifted, and not, with tensor names of its own
 
 
 def loaded(folder: Path, kind: str, **changes: str) -> LoadedModel:
@@ -92,15 +93,18 @@ def test_a_third_of_the_blocks_is_masked_wholly_and_none_is_left_out_by_a_cut() 
     assert blocks_JS.any(1).float().mean() > 0.95
 
 
-def test_an_adapter_learns_and_is_loaded_by_a_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_learns_and_is_loaded_by_a_model(kind: str, tmp_path: Path) -> None:
+    tiny_checkpoint(kind, tmp_path / "model", 1)
     training = trained(tmp_path / "out", replace(JOB, steps=60))
+    assert len(training.learned) == 2 * 7 * training.denoiser.num_layers
     first, last = training.curve[0], training.curve[-1]
     assert last["held_out_loss"] < 3.0 and last["step"] == 60 and first["step"] == 50
-    adapted = loaded(tmp_path / "model", "qwen3", lora=str(tmp_path / "out"))
+    adapted = loaded(tmp_path / "model", kind, lora=str(tmp_path / "out"))
     batch = training.batch(TEXTS, seeded(1))
     with torch.no_grad():
         own, _ = training.predict(batch)
-        merged, _ = adapters.logits_of(adapted.denoiser.module, batch, BLOCK, True)
+        merged, _ = adapters.logits_of(adapted.denoiser.module, batch, BLOCK, kind == "qwen3")
     assert (own - merged).abs().max() < 0.05 * own.abs().max()  # bfloat16
     assert "blocks of 4" in (tmp_path / "out" / "CARD.md").read_text()
 
@@ -125,8 +129,17 @@ def test_a_resumed_training_gives_the_same_weights(tmp_path: Path) -> None:
     again = trained(tmp_path / "b")
     for name, weight in whole.learned.items():
         assert torch.equal(weight, again.learned[name])
-    with pytest.raises(DllmBenchError, match="other settings"):
-        trained(tmp_path / "b", replace(JOB, lr=1e-3))
+    tiny_checkpoint("qwen3", tmp_path / "c" / "model", 2)
+    others = [started(tmp_path, replace(JOB, lr=1e-3)), started(tmp_path / "c")]
+    others += [started(tmp_path, dtype="bfloat16"), replace(half, texts=whole.held_out)]
+    for other in others:
+        with pytest.raises(DllmBenchError, match="other settings"):
+            other.run(tmp_path / "b")
+    (state := tmp_path / "b" / "state.pt").write_bytes(state.read_bytes()[:999])
+    for out, words in ((tmp_path / "b", "cannot be read.*remove it"), (state, "not be written")):
+        with pytest.raises(DllmBenchError, match=words):
+            half.run(out)
+    assert half.step == 3
 
 
 def test_held_out_texts_were_held_out_of_a_training_on_fewer_texts_too() -> None:
@@ -155,7 +168,11 @@ def test_a_training_may_begin_with_another_adapter(tmp_path: Path) -> None:
 
 def test_the_command_trains_an_embedded_model(tmp_path, command) -> None:
     out, words = tmp_path / "adapter", "--benchmark minigsm --steps 1 --rows 2 --prompts 40"
-    assert f"model.lora={out}" in command(f"train adapter tiny-qwen3 {words} --out {out}")
+    model, setting = str(assets_dir() / "tiny-qwen3"), "model.mask_token=<|mask|>"
+    printed = command(f"train adapter {model} {setting} {words} --out {out}")
+    assert f"model={model} '{setting}' model.lora={out}" in printed
+    assert f"train adapter {model} '{setting}'" in (out / "CARD.md").read_text()
+    assert f'_path": "{model}"' in (out / "adapter_config.json").read_text()
     assert (out / "adapter_model.safetensors").is_file()
 
 
@@ -170,11 +187,43 @@ def test_stored_answers_are_learned_without_the_block_that_their_limit_cut(tmp_p
     assert counts == {ended: adapters.HELD_OUT, cut[:BLOCK]: adapters.HELD_OUT}
 
 
-def test_texts_that_cannot_be_learned_are_refused(tmp_path: Path) -> None:
+def test_a_line_that_is_no_text_is_named_and_reading_leaves_a_file_as_it_is(tmp_path) -> None:
+    file, first = tmp_path / "texts.jsonl", '{"ids": [5, 6], "prompt": 1}'
+    for rest, count in (("", 1), ("\n", 1), ("\n" + first, 2), ('\n{"ids": [5, ', 1)):
+        file.write_text(first + rest)
+        assert stored_texts(file, 96) == [TrainingText((5, 6), 1)] * count
+        assert file.read_text() == first + rest
+    ids = "[5]", '[], "prompt": 0', '[5], "prompt": 2', '[96], "prompt": 1', '[-1], "prompt": 1'
+    for line in ("x", "", "[5]", *(f'{{"ids": {rest}}}' for rest in ids)):
+        file.write_text(f"{first}\n{line}\n")
+        with pytest.raises(DllmBenchError, match="Line 2 of .*texts.jsonl"):
+            stored_texts(file, 96)
+
+
+def test_what_cannot_be_trained_is_one_sentence(tmp_path: Path) -> None:
     model = loaded(tmp_path / "model", "qwen3")
-    for job, words in (
-        (replace(JOB, texts=("absent.jsonl",)), "--texts-only"),
-        (replace(JOB, benchmarks=("open_text",)), "no gold answers"),
-    ):
+    maskless = tiny_checkpoint("qwen3", tmp_path / "maskless", 1, mask_token_id=None)
+    edit(maskless / "tokenizer_config.json", mask_token=None)
+    repeated = [TrainingText((n % 20, 7, 8), 1) for n in range(40)]
+    open_text = replace(JOB, benchmarks=("open_text",))
+
+    def begun(source: Path, **changes: str) -> AdapterTraining:
+        own = load_model(adapters.as_block_diffusion(spec(source, **changes), JOB))
+        return AdapterTraining.start(JOB, own, repeated)
+
+    refused = {
+        "--texts-only": lambda: adapters.texts_of(replace(JOB, texts=("absent",)), model, False),
+        "no gold answers": lambda: adapters.texts_of(open_text, model, False),
+        "seed .*; give .* from 0 to": lambda: replace(JOB, seed=10**14),
+        "--start assets/x": lambda: begun(maskless, lora="assets/x"),
+        "mask token of its own": lambda: begun(maskless),
+        "lower --lr than 1e.30": lambda: trained(tmp_path / "out", replace(JOB, lr=1e30)),
+        "40 texts of 20 prompts": lambda: begun(tmp_path / "model"),
+        "choose a dense model": lambda: begun(Path("assets/tiny-llada-moe")),
+        "joined matrices": lambda: begun(Path("assets/tiny-llada2")),
+        "or a canvas": lambda: begun(Path("assets/tiny-diffusion-gemma")),
+    }
+    for words, make in refused.items():
         with pytest.raises(DllmBenchError, match=words):
-            adapters.texts_of(job, model, chat=False)
+            make()
+    assert not list((tmp_path / "out").iterdir())

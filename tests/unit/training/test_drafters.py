@@ -162,6 +162,9 @@ def test_the_targets_own_texts_are_decoded_once(model, tmp_path, monkeypatch) ->
     done = len(begun())
     assert answered(model, 5, file)[:3] == first
     assert begun()[done:] == [fifth]
+    assert len(file.read_text().splitlines()) == 5
+    with pytest.raises(DllmBenchError, match="answers to other prompts"):
+        training.generated_texts(model, [Request("0", (1, 2), 20)], 0.0, file)
 
 
 def test_rows_are_filled_behind_the_answer() -> None:
@@ -387,6 +390,10 @@ def test_the_targets_outputs_are_computed_once(model, tmp_path, monkeypatch) -> 
     assert computed.called and not list((tmp_path / "none").rglob("*.safetensors"))
     for name, weight in whole.network.state_dict().items():
         assert torch.equal(weight, full.network.state_dict()[name]), name
+    for file in rows.rglob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:99])
+    with pytest.raises(DllmBenchError, match="cannot be read.*remove it"):
+        trained("dflash", "cut", rows)
 
 
 def test_prompts_of_files_take_their_turn(model: LoadedModel, tmp_path: Path) -> None:
@@ -423,8 +430,12 @@ def test_rate_and_taps() -> None:
     assert training.feature_layers(4) == (0, 1, 2)
 
 
-def test_what_cannot_be_trained_is_one_sentence(command) -> None:
+def test_what_cannot_be_trained_is_one_sentence(tmp_path, command) -> None:
+    masked = load_model(spec(tiny_checkpoint("llada", tmp_path / "llada", 1)))
     refused = {
+        "causal attention": lambda: Drafting.start(JOB, masked, [TrainingText((5, 6), 1)] * 9),
+        "has ce nan": lambda: LossShares(ce=float("nan")),
+        "text_seed .* from 0 to": lambda: replace(JOB, text_seed=10**14),
         "one layer": lambda: DrafterJob(chain=True, layers=2),
         "hold out": lambda: DrafterJob(prompts=1),
         "give 'target' or 'gold'": lambda: replace(JOB, texts="mine"),  # type: ignore[arg-type]
@@ -438,6 +449,8 @@ def test_what_cannot_be_trained_is_one_sentence(command) -> None:
         with pytest.raises(DllmBenchError, match=words):
             make()
     assert "dspark-markov" in command("train drafter tiny-qwen3 medusa", code=2)
+    gold = "train drafter tiny-qwen3 dflash --texts gold --texts-only"
+    assert "leave out one" in command(gold, code=2)
     assert tuple(KINDS) == DRAFTER_KINDS, "the names that are told without torch"
 
 
