@@ -274,10 +274,10 @@ def generated_texts(
     """
     decoder = SpeculativeDecoder(NoDraft(), temperature=temperature)
     texts = loop.stored_texts(file, loaded.denoiser.vocab_size)
-    for text, request in zip(texts, requests, strict=False):
-        if text.ids[: text.prompt] != request.prompt_ids:
+    for answered, request in zip(texts, requests, strict=False):
+        if answered.ids[: answered.prompt] != request.prompt_ids:
             raise DllmBenchError(
-                f"{file} holds answers to other prompts than are asked for; give the tokenizer, "
+                f"{file} holds answers to other prompts than this training has; give tokenizer, "
                 "model.chat, model.bos and model.thinking that it was made with, or move it away."
             )
     if len(texts) >= len(requests):
