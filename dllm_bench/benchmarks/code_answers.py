@@ -73,10 +73,11 @@ def parses(source: str) -> bool:
 def trim_unparsable_end(program: str, keep: int = 1) -> str:
     """Return the longest start of a program that parses; the program itself if none does.
 
-    The first `keep` lines (those of the prompt) always stay; MAX_LINES more are tried.
+    The first `keep` lines (those of the prompt) always stay; of a longer program that does not
+    parse as a whole, MAX_LINES more are tried.
     """
     lines = program.split("\n")
-    for end in range(min(len(lines), keep + MAX_LINES), keep - 1, -1):
+    for end in (len(lines), *range(min(len(lines), keep + MAX_LINES), keep - 1, -1)):
         part = "\n".join(lines[:end])
         if parses(part):
             return part + "\n"

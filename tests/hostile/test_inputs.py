@@ -66,7 +66,7 @@ def test_a_file_of_another_form_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / file).write_text(content)
     source = name.split()[0]
     split = {"squad_v2": "dev", "drop": "dev", "livecodebench": "v6"}.get(source, "test")
-    with pytest.raises(DllmBenchError, match=f"{Path(file).name} has a row.*{words}"):
+    with pytest.raises(DllmBenchError, match=f"{Path(file).name} has .*{words}"):
         sources.rows(source, split, str(tmp_path))
 
 

@@ -102,6 +102,8 @@ JUDGES = {**CALLS, "output": by_output}
 @pytest.mark.parametrize("judge", JUDGES)
 def test_the_reference_is_judged_right(judge: str) -> None:
     assert JUDGES[judge](REFERENCE).verdict == "passed"
+    block = f"{REFERENCE}\nif __name__ == '__main__':\n    raise SystemExit\n"
+    assert (JUDGES[judge](block).verdict == "passed") == (judge in CALLS)
 
 
 @pytest.mark.parametrize(("name", "judge"), covering(9, product(PROGRAMS, JUDGES), often=5))

@@ -1,8 +1,9 @@
 """LiveCodeBench code generation: OpenCompass's prompt; programs run on every test of the file.
 
-A program that reads standard input runs once per test, and its output is compared line by line. A
-method of `Solution` runs on all tests in one child. A test may take six seconds. A file with public
-tests only does not give a LiveCodeBench score; the ids of its items contain "public".
+A program that reads standard input runs once per test, and its output, without what it writes to
+standard error, is compared line by line. A method of `Solution`, or a function of a program without
+that class, runs on all tests in one child. A test may take six seconds. A file with public tests
+only does not give a LiveCodeBench score; the ids of its items contain "public".
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ LIMITS = Limits(
     packages=True,
 )  # fmt: skip
 WORDING = TEXTS["livecodebench"]
+NAMES_OF = (*WORDING["modules"], "builtins", "typing")
+PREAMBLE = "".join(f"from {module} import *\n" for module in NAMES_OF) + (
+    f"import {', '.join(WORDING['modules'])}\nsys.setrecursionlimit(50000)\n"
+)
+"""What stands before a program, with the names and the limit of LiveCodeBench's own grader."""
 
 
 def prompt(doc: Doc) -> str:
@@ -51,10 +57,11 @@ def score(doc: Doc, results: list[str]) -> dict[str, float]:
 @lru_cache(maxsize=4096)
 def _verdict(code: str, function: str, tests: str) -> str:
     cases: list[tuple[str, str]] = json.loads(tests)
-    program = WORDING["imports"] + code
+    program = PREAMBLE + code
     if not code.strip():
         return "failed"
     if function:
+        function = f"Solution.{function}" if "class Solution" in code else function
         return _method_verdict(program, function, cases)
     verdicts = (_stdin_verdict(program, given, wanted) for given, wanted in cases)
     return next((verdict for verdict in verdicts if verdict != "passed"), "passed")
@@ -87,14 +94,15 @@ def _decimals(line: str) -> list[Decimal]:
 
 
 def _method_verdict(program: str, function: str, cases: list[tuple[str, str]]) -> str:
-    """Return the verdict of all calls of a method; an argument is a line of JSON."""
+    """Return the verdict of all calls of a function or `Class.method`; an argument is a line of
+    JSON."""
     stages = [
         ([json.loads(line) for line in given.split("\n")], json.loads(wanted))
         for given, wanted in cases
     ]
     asked = {
         "reference": None,
-        "entry_point": f"Solution.{function}",
+        "entry_point": function,
         "rule": "same_value",
         "min_time_s": float(TEST_S),
         "time_factor": 0.0,

@@ -80,7 +80,7 @@ def test_verdicts_come_back(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("import ctypes; ctypes.string_at(0)", "crashed", ""),
         ("while True: pass", "timeout", ""),
         ("print(input())", "ended", "given\n"),
-        ("import sys; print('seen', file=sys.stderr)", "ended", "seen\n"),
+        ("import sys; print('seen', file=sys.stderr)", "ended", ""),
     ):
         found = sandbox.execute(program, limits=quick, stdin="given\n")
         assert (found.verdict, shown in found.detail + found.stdout) == (verdict, True), program

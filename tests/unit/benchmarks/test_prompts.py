@@ -242,6 +242,8 @@ def test_programs_from_answers() -> None:
     assert code_answers.trim_unparsable_end(broken) == prompt + "    return 1\n\n"
     assert not code_answers.parses("def f(:")
     assert code_answers.trim_unparsable_end("def f(:") == "def f(:"
+    long = prompt + "    x = 1\n" * 2 * code_answers.MAX_LINES + "    return x"
+    assert code_answers.trim_unparsable_end(long) == long + "\n"
 
 
 # --- Dream's Sudoku and Countdown, on made-up files of their form ---------------------------------

@@ -235,6 +235,15 @@ def test_an_examiner_s_words_come_back() -> None:
     assert outcome.reports == (*found, ("two", "failed", "wrong result for input 0"))
 
 
+@pytest.mark.parametrize("result", ["float('inf')", "[1.0, x - float('inf')]"])
+def test_no_finite_number_is_close_to_an_infinite_one(result: str) -> None:
+    reference, finite = (f"def f(x):\n    return {r}" for r in (result, result.replace("inf", "2")))
+    asked = {"reference": reference, "entry_point": "f", "min_time_s": 1.0, "time_factor": 4.0}
+    examiner = sandbox.compare_calls({"base": [[0.5]]}, asked)
+    verdicts = [sandbox.examine(one, examiner, Limits()).verdict for one in (reference, finite)]
+    assert verdicts == ["passed", "failed"]
+
+
 def test_what_this_machine_gives_is_taken() -> None:
     """The drills above skip a missing step; here each step that this machine can take must be."""
     held = set(sandbox.isolation())

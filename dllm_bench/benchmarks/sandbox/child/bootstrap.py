@@ -255,11 +255,11 @@ def give_input(text: bytes) -> None:
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
 
 
-def silence() -> None:
-    """Discard everything that is printed."""
+def silence(*outputs: int) -> None:
+    """Discard everything that is written to these file descriptors."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    for output in outputs:
+        os.dup2(nowhere, output)
     os.close(nowhere)
 
 
@@ -280,8 +280,7 @@ def run_answer(job: dict[str, Any], requests: int, results: int, held: list[str]
     """Run the judged process: drop the rights, run the program, leave."""
     keep_open(requests, results)
     give_input(job["stdin"])
-    if job["silent"]:
-        silence()
+    silence(*((1, 2) if job["silent"] else (2,)))
     restrict(job, held, supervisor=False)
     answer = sys.modules[PACKAGE + "answer"]
     answer.send(results, tuple(held))
@@ -364,7 +363,7 @@ def main(job: dict[str, Any], receive: Callable[[], dict[str, Any]]) -> None:
     schedule = open_schedule(pid)  # before Landlock hides it
     order = receive()
     if job["silent"]:
-        silence()
+        silence(1, 2)
     add_modules(order["modules"])
     restrict(job, [], supervisor=True)
     times = {"cpu_s": job["limits"]["RLIMIT_CPU"], "wall_s": job["wall_s"]}

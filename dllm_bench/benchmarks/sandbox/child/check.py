@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 RTOL = 1e-7
 FLOAT_ATOL = 1e-6
+INFINITY = float("inf")
 
 
 TASK_S = 60.0
@@ -55,12 +56,13 @@ def is_floats(value: Any) -> bool:
 
 
 def close(got: Any, want: Any, atol: float) -> bool:
-    """Return whether |got - want| <= atol + RTOL * |want| holds element by element."""
+    """Return whether |got - want| <= atol + RTOL * |want| holds element by element;
+    nothing is close to an infinity."""
     if isinstance(want, (list, tuple)):
         return len(got) == len(want) and all(map(close, got, want, [atol] * len(want)))
     if got == want:
         return True
-    return abs(got - want) <= atol + RTOL * abs(want)
+    return abs(got - want) <= atol + RTOL * abs(want) < INFINITY
 
 
 def equal(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
