@@ -35,7 +35,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType
+from hydra.core.override_parser.types import OverrideType, Quote, QuotedString
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -60,6 +60,8 @@ MAY_CHOOSE_THE_MODE = ("-", "hydra", "+hydra", "++hydra", "+experiment")
 NAMED = 3  # settings of one name listed in a message
 PLAIN_TEXT = re.compile(r"""[^'"\[\]{}()$\\,\s]+""")
 """A value to be taken literally: it contains no character that has a meaning in Hydra."""
+INTERPOLATION = re.compile(r"(\\*)(\$\{)")
+"""What begins an interpolation, after the backslashes that would escape it."""
 BASELINE, PIECES = "decoder@baseline", "decoder/"  # groups
 FOREIGN_NAMES = read_yaml(Path(__file__).with_name("foreign_names.yaml"))
 """What settings are called in other programs -> what they are called here."""
@@ -247,14 +249,21 @@ def checkpoint_overrides(source: str) -> list[str]:
 
 def as_override(key: str, value: Any) -> str:
     """Return the override that sets a key to a value: None, a number, a text, a path, or a list of
-    these."""
+    these. A text stays as it is, quotes, backslashes and `${` included."""
+    try:
+        return f"{key}={as_hydra_writes(value)}"
+    except TypeError as error:
+        raise DllmBenchError(f"{key} is {value!r}; give a number, a text or a list.") from error
+
+
+def as_hydra_writes(value: Any) -> str:
+    """Return a value in Hydra's grammar of overrides; TypeError for one of another kind."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(as_hydra_writes, value))}]"
     if not isinstance(value, (str, os.PathLike)):
-        try:
-            return f"{key}={json.dumps(value)}"
-        except TypeError as error:
-            raise DllmBenchError(f"{key} is {value!r}; give a number, a text or a list.") from error
-    quoted = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"{key}='{quoted}'"
+        return json.dumps(value)
+    escaped = INTERPOLATION.sub(r"\1\1\\\2", str(value))
+    return QuotedString(escaped, Quote.single).with_quotes()
 
 
 def to_plain(cfg: DictConfig) -> Plain:

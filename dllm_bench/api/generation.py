@@ -39,6 +39,7 @@ from dllm_bench.models import wrapped
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.load import load_model as load_checkpoint
 from dllm_bench.models.spec import CANVAS
+from dllm_bench.models.text import library_errors_named
 from dllm_bench.paths import conf_dirs, options
 from dllm_bench.registry import describe, require_known
 from dllm_bench.runs.dependencies import Loaded
@@ -103,6 +104,12 @@ def wrap(
     Raises DllmBenchError for a class that cannot be run, a missing mask token, and a function that
     does not return logits.
     """
+    if not (callable(model) and hasattr(tokenizer, "get_vocab")):
+        given = (type(one).__name__ for one in (model, tokenizer))
+        raise DllmBenchError(
+            f"wrap was given {' and '.join(given)} as model and tokenizer; give a loaded model or "
+            "a function of ids, and a tokenizer of transformers."
+        )
     require_known("form of attention", attention, ATTENTION_FORMS)
     if (block is not None) != (attention == "block"):
         raise DllmBenchError(
@@ -280,11 +287,10 @@ def generate(
 
     DllmBenchError if model, decoder and settings do not fit together.
     """
-    several = as_list(prompts)
-    if batch < 1:
-        raise refusal("generate", "batch", Positive, batch)
-    if isinstance(stop, str):
-        raise refusal("generate", "stop", Sequence[str], stop)
+    several, stops = as_list(prompts), as_stops(stop)
+    batch = as_whole("batch", batch, Positive)
+    if max_new_tokens is not None:
+        max_new_tokens = as_whole("max_new_tokens", max_new_tokens, int)
     if on_commit is not None and batch != 1:
         raise DllmBenchError(
             f"on_commit follows one request at a time, and batch={batch} was given; leave one out."
@@ -293,13 +299,15 @@ def generate(
     chosen = composed_decoder(decoder, []) if isinstance(decoder, str) else decoder
     if not hasattr(chosen, "summary"):
         raise DllmBenchError(f"The decoder is {chosen!r}; give a name, or an object of `decoder`.")
-    gaps = [loaded.special.mask in loaded.encode(one) for one in several]
+    valid = "give texts of valid Unicode, or chats that the model's template takes"
+    with library_errors_named("A prompt cannot be encoded", valid):
+        gaps = [loaded.special.mask in loaded.encode(one) for one in several]
     if any(gaps):
         chosen = gap_filler(chosen, all(gaps), max_new_tokens)
     new = NEW_TOKENS if max_new_tokens is None and not any(gaps) else max_new_tokens
     spec = spec_of(loaded, chosen, seed=seed, batch=batch)
     generator = PromptGenerator(spec, chosen, loaded)
-    requests = (generator.request(one, new, tuple(stop)) for one in several)
+    requests = (generator.request(one, new, stops) for one in several)
     if batch == 1:
         samples = [generator.decode(one, i, on_commit) for i, one in enumerate(requests)]
     else:
@@ -350,6 +358,11 @@ def stream(
     early waits until decoding has finished. Errors of `generate` are raised here.
     """
     committed = SimpleQueue[Committed | None]()
+    if kwargs.get("on_commit") is not None:
+        raise DllmBenchError(
+            "stream was given on_commit, and yields what that would be called with; leave it out, "
+            "or use generate."
+        )
     kwargs["on_commit"] = committed.put
     with ThreadPoolExecutor(1) as thread:
         decoding = thread.submit(generate, model, prompt, decoder, *args, **kwargs)
@@ -360,8 +373,8 @@ def stream(
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts; a single text or chat becomes a list of one."""
-    is_one = isinstance(prompts, str) or not isinstance(prompts, Iterable)
+    """Return a list of prompts; a single text, chat or turn of a chat becomes a list of one."""
+    is_one = isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Iterable)
     every: list[Any] = [prompts] if is_one else list(prompts)
     every = [every] if every and isinstance(every[0], Mapping) else every
     for one in every:
@@ -371,6 +384,23 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
                 '([{"role": "user", "content": …}, …]), or a list of such.'
             )
     return every
+
+
+def as_stops(stop: Any) -> tuple[str, ...]:
+    """Return stop strings; DllmBenchError for anything but texts in a list."""
+    is_list = isinstance(stop, Iterable) and not isinstance(stop, str)
+    stops: tuple[Any, ...] = tuple(stop) if is_list else (None,)
+    if not all(isinstance(one, str) for one in stops):
+        raise DllmBenchError(f"generate has stop {shown(stop)}; give a list of texts.")
+    return stops
+
+
+def as_whole(name: str, value: Any, declared: Any) -> int:
+    """Return a whole number, NumPy's included; DllmBenchError if it is not as declared."""
+    number = value.__index__() if hasattr(value, "__index__") else value
+    if not fits(number, declared):
+        raise refusal("generate", name, declared, value)
+    return int(number)
 
 
 def spec_of(model: LoadedModel, decoder: Decoder, **settings: Any) -> RunSpec:

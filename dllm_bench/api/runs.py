@@ -330,8 +330,10 @@ def of_one_type(column: Any) -> Any:
 def sealed_records(
     runs: Sequence[RunRecord | str], results: str | Path | None
 ) -> Iterator[RunRecord]:
-    """Yield complete runs that are given as records, or by hash."""
+    """Yield complete runs that are given as records, or by hash; DllmBenchError for others."""
     for one in runs:
+        if not isinstance(one, (str, RunRecord)):
+            raise DllmBenchError(f"A run is {one!r}; give a record or the hash of a run.")
         yield sealed_record(open_store(results).find(one)) if isinstance(one, str) else one
 
 
@@ -634,6 +636,6 @@ def trade_off(
 
 def records_of(store: Store, model: str, benchmark: str) -> list[RunRecord]:
     """Return the complete runs whose folders name a model and a benchmark; empty names mean any."""
-    pattern = "/".join(slug(name) if name else "*" for name in (benchmark, model))
+    pattern = "/".join(slug(str(name)) if name else "*" for name in (benchmark, model))
     found = (read_record(one) for one in store.folders() if one.parent.match(pattern))
     return list(filter(None, found))

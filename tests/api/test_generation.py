@@ -142,8 +142,9 @@ def test_a_chat_is_one_prompt() -> None:
     chat = [{"role": "user", "content": "What is 2 + 2?"}]
     model = loaded("tiny-dream-instruct")
     (one,) = db.generate(model, chat, "fast_dllm_dream", 16)
-    (same,) = db.generate(model, [chat], "fast_dllm_dream", 16)
-    assert one.sample.ids == same.sample.ids
+    for given in ([chat], chat[0]):
+        (same,) = db.generate(model, given, "fast_dllm_dream", 16)
+        assert one.sample.ids == same.sample.ids
 
 
 def test_settings_and_pieces_of_a_decoder_can_be_replaced() -> None:

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from dllm_bench.api.compose import compose
+from dllm_bench.api.compose import as_override, compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.declared import Probability
 from dllm_bench.core.decoder import Piece
@@ -194,6 +194,20 @@ def test_the_quick_way_composes_what_hydra_composes(overrides: list[str]) -> Non
     found = compose(overrides)
     found["decoder"].pop("name")
     assert found == expected
+
+
+TEXTS = [
+    *("\n", "é", "a\\b", "${home:x}", "\\${x}", "\\\\${x}$${", "it's", "\\'", "a\\", "'", '"', ""),
+    *("null", "1e3", "a, b]", " {x: 1} ", "\\n", "<|mask|>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [*TEXTS, TEXTS, []], ids=repr)
+def test_a_text_of_an_override_arrives_as_it_is(value: str | list[str]) -> None:
+    overrides = [as_override("++decoder.text", value), as_override("++decoder.texts", [value, 1])]
+    for given in (overrides, ["~seed", *overrides]):  # quickly, and by Hydra alone
+        decoder = compose(["decoder=vanilla", *given])["decoder"]
+        assert (decoder["text"], decoder["texts"]) == (value, [value, 1])
 
 
 def test_composing_leaves_nothing_behind() -> None:
