@@ -373,7 +373,8 @@ class AnswerStream:
         if event.get("error"):
             raise TryError(f"the server reported an error: {error_message(event)}")
         self.usage = checked(event.get("usage") or self.usage, dict)
-        for choice in (event.get("choices") or [])[:1]:
+        choices = event.get("choices") or []
+        for choice in [one for one in choices if one.get("index") in (None, 0)][:1]:
             delta = choice.get("delta") or {"content": choice.get("text")}
             self.parts.append(checked(delta.get(CONTENT[0]) or "", str))
             self.finish = checked(choice.get("finish_reason") or self.finish, str | None)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ADDRESS = re.compile(r"https?://[\w.\-\[\]:]*[\w\]](/\S*)?")
 MOST_IN_FLIGHT = 4096  # each is a thread
 YEAR_S = 365 * 86400
-RESERVED = ("model", "messages", "prompt", "max_tokens", "temperature", "seed", "stop", "stream")
+RESERVED = tuple("model messages prompt max_tokens temperature seed stop stream n best_of".split())
 
 
 @register("model.served")
@@ -75,8 +75,9 @@ class ServedModel(CheckedFields):
         reserved = [name for name in self.body if name in RESERVED]
         if reserved:
             raise DllmBenchError(
-                f"Model {self.name!r} has model.body.{reserved[0]}, which other settings decide; "
-                "set those instead (model.name, model.temperature, seed, benchmark.…)."
+                f"Model {self.name!r} has model.body.{reserved[0]}, which other settings decide "
+                "(a request has one answer); set those instead (model.name, model.temperature, "
+                "seed, benchmark.…)."
             )
         try:
             json.dumps(dict(self.body), allow_nan=False)

@@ -92,6 +92,8 @@ def test_a_warm_up_shares_no_prefix_with_what_is_measured() -> None:
         ({"concurrency": 0}, "concurrency 0"),
         ({"retries": -1}, "retries -1"),
         ({"body": {"max_tokens": 3}}, "model.body.max_tokens"),
+        ({"body": {"best_of": 2}}, "model.body.best_of"),
+        ({"body": {"n": 2}}, "a request has one answer"),
         ({"timeout_s": float("nan")}, "timeout_s nan"),
         ({"timeout_s": float("inf")}, "timeout_s inf"),
         ({"backoff_s": -1.0}, "backoff_s -1"),
@@ -132,6 +134,7 @@ def test_times_are_those_of_content_and_tokens_those_of_the_server() -> None:
     assert (answer.tokens, answer.prompt_tokens) == (7, 11)
 
 
+OTHER = event({"choices": [{"index": 1, "delta": {"content": "other"}}]})
 THOUGHT = event({"choices": [{"delta": {"reasoning_content": "hm"}}]})
 
 
@@ -141,8 +144,9 @@ THOUGHT = event({"choices": [{"delta": {"reasoning_content": "hm"}}]})
         ([(0.2, event({"choices": []})), (0.3, piece("", finish="stop")), (0.4, DONE)], "", 0.3),
         ([(0.1, piece("a\u2028b\x85c", finish="stop"))], "a\u2028b\x85c", 0.1),
         ([(0.1, THOUGHT), (0.6, piece("so", finish="stop"))], "so", 0.1),
+        ([(0.1, OTHER), (0.2, piece("so", finish="stop")), (0.3, OTHER)], "so", 0.2),
     ],
-    ids=["an empty answer has an end", "no line ends within a text", "thinking is no text"],
+    ids=["an empty answer has an end", "no line ends within it", "thinking is no text", "a choice"],
 )
 def test_events_are_no_tokens_and_times_are_those_of_the_first_content(timed, text, ttft_s) -> None:
     answer = read(*timed)
