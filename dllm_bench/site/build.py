@@ -2,8 +2,8 @@
 
 First come the pages of runs (only those whose record is newer than their page), then the pages that
 link to them: tables, figures, comparisons, the first page. A run's main page is written last, so an
-interrupted call continues where it stopped. If this code or a template has changed, all pages of
-runs are built again.
+interrupted call continues where it stopped. If this code or a template has changed, pages of runs
+made before are out of date: they are built again, and no page links to those that are not.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ class SiteBuilder:
     settings: SettingsCache = field(init=False)
     planner: Planner = field(init=False)
     texts: TextSource = field(init=False)
+    since: int = field(init=False)
+    """When the folder was first written by this code, ns; what was made before is out of date."""
 
     def __post_init__(self) -> None:
         self.settings = SettingsCache(self.store.root.parent, self.compose)
@@ -99,13 +101,13 @@ class SiteBuilder:
 
     def build(self) -> Iterator[str]:
         """Build new and changed pages; yield messages about them."""
-        everything = self._prepare_folder()
+        self._prepare_folder()
         left_out = list[str]()
         entries = list(RecordIndex(self.store).entries(left_out))
         records = {entry.spec.short: entry.record for entry in entries if entry.record}
         chosen = self._with_pages(entries)
-        stale = [entry for entry in chosen if everything or not self._is_up_to_date(entry)]
-        made = 0
+        stale = [entry for entry in chosen if not self._is_up_to_date(entry)]
+        made = set[str]()
         for entry in with_progress(stale, "runs"):
             try:
                 record, samples = read_record(entry.path), read_samples(entry.path)
@@ -114,8 +116,8 @@ class SiteBuilder:
             else:
                 if record is not None:  # it may be gone since it was listed
                     self._build_run(entry, record, samples)
-                    made += 1
-        run_pages = {short for short in records if is_file(self._page(short))}
+                    made.add(entry.spec.short)
+        run_pages = made | {e.spec.short for e in entries if e.record and self._is_up_to_date(e)}
         tables = list(self._build_tables(run_pages))
         built_tables = {built.table.name: built for _, built in tables}
         judgements = judge_stored(load_profile(self.profile), self.planner)
@@ -123,7 +125,7 @@ class SiteBuilder:
         groups = compare_page.comparable_runs(records.values())
         for group in groups:
             self._write(group.address, compare_page.comparison_page(group, run_pages))
-        self._draw({plot.address: plot for group in groups for plot in group.plots}, everything)
+        self._draw({plot.address: plot for group in groups for plot in group.plots})
         figures = list(self._build_figures(run_pages, left_out))
         titles = {name: load_table(name).title for name in names_of("table")}
         listed: Plain = {
@@ -136,8 +138,8 @@ class SiteBuilder:
         self._write(pages.FIRST_PAGE, self._first_page(listed, groups, run_pages))
         self.settings.save()
         yield from (f"left out: {sentence}" for sentence in left_out)
-        kept = len(run_pages) - made
-        yield f"{made} pages of runs made, {kept} were up to date"
+        kept = len(run_pages) - len(made)
+        yield f"{len(made)} pages of runs made, {kept} were up to date"
         if without := len(records) - len(run_pages):
             yield (
                 f"{without} runs have no page; --runs HASH makes one, --pages N those of the N "
@@ -179,8 +181,8 @@ class SiteBuilder:
         }
         return pages.Page(pages.FIRST_PAGE, "Report", runs=run_pages).render("index.html", view)
 
-    def _prepare_folder(self) -> bool:
-        """Write the static files; return True if all pages of runs must be built again.
+    def _prepare_folder(self) -> None:
+        """Write the static files, and the stamp of this code if the folder has another.
 
         Raises if the folder holds files that are not of a report.
         """
@@ -193,12 +195,13 @@ class SiteBuilder:
                 f"The report was to be written to {self.out}, which holds other files; name an "
                 "empty or new directory with --out."
             )
-        self._write(STAMP, json.dumps(stamp) + "\n")
+        if previous != stamp:
+            self._write(STAMP, json.dumps(stamp) + "\n")
+        self.since = path.lstat().st_mtime_ns
         styles = (render.TEMPLATES / "table.css", STATIC / "site.css")
         self._write("static/site.css", "".join(s.read_text(encoding="utf-8") for s in styles))
         for name in ("site.js", "icon.svg"):
             self._write(f"static/{name}", (STATIC / name).read_bytes())
-        return bool(previous != stamp)
 
     def _with_pages(self, entries: Sequence[RunEntry]) -> list[RunEntry]:
         """Return the runs that get a page: those of `only`, else the `most_pages` sealed last."""
@@ -208,14 +211,15 @@ class SiteBuilder:
         dated = [(entry.record.sealed_at, entry) for entry in entries if entry.record]
         return [entry for _, entry in sorted(dated, key=lambda pair: -pair[0])[: self.most_pages]]
 
-    def _page(self, short: str) -> Path:
-        return self.out / pages.run_address(short)
-
     def _is_up_to_date(self, entry: RunEntry) -> bool:
-        """Return whether the run's page is not older than its record."""
-        page, changed = self._page(entry.spec.short), record_fingerprint(entry.path)
-        made = lstat(page)
-        return made is not None and is_file(page) and made.st_mtime_ns >= changed[0]
+        """Return whether the run's page is of this code and not older than its record."""
+        changed = record_fingerprint(entry.path)[:1]
+        return self._is_newer(pages.run_address(entry.spec.short), max([self.since, *changed]))
+
+    def _is_newer(self, address: str, since: int) -> bool:
+        """Return whether a file of the site is there and was written since (ns)."""
+        made = lstat(self.out / address)
+        return made is not None and is_file(self.out / address) and made.st_mtime_ns >= since
 
     def _build_run(
         self, entry: RunEntry, record: RunRecord, samples: Mapping[str, SampleRecord]
@@ -252,13 +256,13 @@ class SiteBuilder:
             yield f"{stem}.html", built
         self.settings.save()  # before the claims, since composing takes longest
 
-    def _draw(self, plots: Mapping[str, compare_page.TradeOffPlot], everything: bool) -> None:
+    def _draw(self, plots: Mapping[str, compare_page.TradeOffPlot]) -> None:
         """Draw the plots that are not there, and remove those of runs as they were before."""
         for stale in matching(self.out / compare_page.COMPARISONS, "*.svg"):
-            if everything or stale.relative_to(self.out).as_posix() not in plots:
+            if stale.relative_to(self.out).as_posix() not in plots:
                 remove_file(stale)
         for address, plot in plots.items():
-            if not is_file(self.out / address):
+            if not self._is_newer(address, self.since):
                 self._write(address, plot.svg())
 
     def _build_figures(self, run_pages: Set[str], left_out: list[str]) -> Iterator[Plain]:

@@ -321,7 +321,11 @@ def test_only_what_is_new_is_made_again(root, tmp_path, monkeypatch) -> None:
     page.unlink()
     assert made(builders.make(root, out)) == 1
     monkeypatch.setattr(site_module, "code_version", lambda: "another")
-    assert made(builders.make(root, out)) == sealed
+    told = builders.make(root, out, only=[entry.spec.short])
+    assert told[0].startswith("1 pages of runs made, 0 were up to date"), "the others are old"
+    links = Parsed((out / "index.html").read_text(encoding="utf-8")).links
+    assert {link for link in links if link.startswith("runs/")} == {run_address(entry.spec.short)}
+    assert made(builders.make(root, out)) == sealed - 1
 
 
 def test_what_was_composed_for_a_table_is_not_again(root, site, tmp_path, monkeypatch) -> None:
