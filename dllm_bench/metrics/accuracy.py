@@ -62,10 +62,10 @@ class Effect:
     @property
     def differs(self) -> bool:
         """Whether two scores differ at `LEVEL`; the only criterion for calling two runs
-        different."""
+        different. An interval without width is no evidence."""
         if self.p_value is not None:
             return self.p_value < 1 - LEVEL
-        return not self.low <= 0 <= self.high
+        return self.low < self.high and not self.low <= 0 <= self.high
 
     @property
     def p_same(self) -> float:

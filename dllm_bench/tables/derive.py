@@ -42,6 +42,7 @@ ALPHA = 3.0  # of AUP: decay rate of the weight of lower scores
 DROP = 5.0  # of AUP: points of score that may be lost
 NEARLY = 1e-9  # scores are sums of floats
 DIGITS = 9  # kept of resampled numbers; later digits of float sums depend on the processor
+LARGEST_EXPONENT = 300.0
 KEPT = 512  # numbers of runs that are remembered, since cells of a table share them
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 Key = TypeVar("Key", bound=Hashable)
@@ -106,10 +107,13 @@ def ends_of(draws: Any) -> Interval:
 def paired_scores(ours: PlannedCell, theirs: PlannedCell) -> list[tuple[list[float], list[float]]]:
     """Return the right/wrong values of two scores by benchmark, on the items that both graded.
 
-    They are in the items' order; empty for fractional values and sides of different benchmarks.
+    They are in the items' order; empty for fractional values and for sides of different benchmarks
+    or numbers of runs.
     """
-    pairs = []
-    for one, other in zip(records_of(ours), records_of(theirs), strict=True):
+    sides, pairs = (records_of(ours), records_of(theirs)), []
+    if len(sides[0]) != len(sides[1]):
+        return []
+    for one, other in zip(*sides, strict=True):
         first, second = one.values, other.values
         shared = sorted(first.keys() & second.keys())
         if not shared or one.spec.benchmark.name != other.spec.benchmark.name:
@@ -224,8 +228,9 @@ def _second_measurement(of_passes: Any, seed: int, run: str) -> Any:
         return 1.0
     spread = of_passes.std(ddof=1) / of_passes.mean()
     rng = np.random.default_rng([seed, zlib.crc32(run.encode())])
-    # two passes give almost no information: an end may be infinite
-    return np.exp(rng.standard_t(n - 1, RESAMPLES) * spread * math.sqrt(2 / n))
+    exponents = rng.standard_t(n - 1, RESAMPLES) * spread * math.sqrt(2 / n)
+    # two passes give almost no information: an end may be astronomic, but ratios stay finite
+    return np.exp(np.clip(exponents, -LARGEST_EXPONENT, LARGEST_EXPONENT))
 
 
 def leaves_of(planned: PlannedCell) -> list[PlannedCell]:

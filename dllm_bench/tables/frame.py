@@ -150,9 +150,11 @@ def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
     cell, state, metric = planned.cell, planned.run.state, planned.cell.metric
     draws, items, text, n, reason = [nan], frozenset[Items](), "", 0, planned.run.reason
     if state is CellState.SETTING:
-        text = setting_text(planned.run.config, metric)
+        texts = {setting_text(leaf.run.config, metric) for leaf in derive.leaves_of(planned)}
+        text = texts.pop() if len(texts) == 1 else ""
         draws = [nan if (number := parse_number(text)) is None else number]
-        reason = "" if text else f"the run has no setting {metric.setting}"
+        reason = f"the run has no setting {metric.setting}"
+        reason = "" if text else f"its runs differ in {metric.setting}" if texts else reason
     elif state is CellState.SEALED:
         (draws, items), n = derive.number_of(planned), _samples_behind(planned)
         reason = why_undefined(planned) if isnan(draws[0]) else ""

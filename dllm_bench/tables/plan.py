@@ -347,7 +347,8 @@ def combined_run(runs: Sequence[PlannedRun]) -> PlannedRun:
                 own = shlex.join(o for o in run.query if o not in query)
                 reason = f"{own}: {run.reason}" if own else run.reason
                 return PlannedRun(query, state, run.short, reason)
-    return PlannedRun(query, CellState.SEALED)
+    are_settings = all(run.state is CellState.SETTING for run in runs)
+    return PlannedRun(query, CellState.SETTING if are_settings else CellState.SEALED)
 
 
 def distinct_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:

@@ -15,7 +15,7 @@ from dllm_bench.metrics import definitions
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
-from dllm_bench.tables.derive import measure, measure_run, number_of
+from dllm_bench.tables.derive import measure, measure_run, number_of, paired_scores
 from dllm_bench.tables.frame import BuiltTable, CellVerdict, Row, build
 from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, combined_run
@@ -100,6 +100,16 @@ def test_a_wrong_yaml_is_a_sentence(metric: dict, rule: dict, words: str) -> Non
         run_cells(parse_table("small/derived", plain, HERE / "small"))
 
 
+def test_an_average_shows_the_setting_that_its_parts_share(tmp_path) -> None:
+    plain = read_yaml(HERE / "small" / "derived.yaml")
+    plain["rules"].pop()  # that averages have no setting
+    table = parse_table("small/derived", plain, HERE / "small")
+    built = build(table, FULL, planned_small(Store(tmp_path), FULL, table))
+    shown = [cell(built, decoder, "average", "k") for decoder in ("lost", "quicker")]
+    found = [(one.state, one.text, one.reason) for one in shown]
+    assert found == [("setting", "9", ""), ("setting", "", "its runs differ in decoder.k")]
+
+
 @pytest.mark.parametrize("metric", ["score", "tpf/committed", "tps/no_first_step", "step_ms"])
 def test_samples_give_the_number_back(metric: str) -> None:
     """Entry 0 of an array is the data, and the others are resamples of it."""
@@ -134,6 +144,8 @@ def test_runs_of_other_seeds_draw_the_same_items() -> None:
 
 def test_what_is_not_comparable_has_no_interval_and_a_ratio_to_zero_no_value() -> None:
     """Runs of one benchmark on other items, and a number against itself."""
+    one, other = (planned_with(record("quiz", r), SCORE, f"{r}") for r in (9, 12))
+    assert paired_scores(with_parts(SCORE, one, other), one) == [], "an average and a run"
     few, many, none = (
         planned_with(record("quiz", right, n), SCORE, f"{right} of {n}")
         for right, n in ((10, 30), (10, 40), (0, 40))
@@ -303,3 +315,6 @@ def test_a_ratio_pairs_items_and_draws_the_passes_of_each_run() -> None:
     low, high = measure(ratio(measured(shaken), theirs))[1] or (0, 0)
     assert low < 1 / 1.7 < high
     assert alone**1.2 < high / low < alone**1.8, "about √2 times as wide"
+    two = measured(items * np.array([[1, 100]]).T)
+    wild = [replace(two, identity_hash=str(k) * 64) for k in range(5)]
+    assert all(measure(ratio(one, theirs))[1] for one in wild), "no overflow takes it away"

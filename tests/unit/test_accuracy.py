@@ -93,6 +93,7 @@ def test_equal_runs_do_not_differ_and_slightly_better_ones_by_paired_bootstrap_d
     ours = {str(i): random.Random(i).random() for i in range(100)}
     found = compare(ours, {key: value - 0.02 for key, value in ours.items()})
     assert found.differs and found.p_value is None
+    assert not compare({"a": 0.5}, {"a": 0.2}).differs, "one item is no evidence"
     with pytest.raises(DllmBenchError, match="share no sample"):
         compare({"a": 1.0}, {"b": 1.0})
 
