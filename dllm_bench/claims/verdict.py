@@ -129,8 +129,7 @@ class Judgement:
     @property
     def items(self) -> int:
         """Items of one run."""
-        counts = [len(run.record.columns["id"]) for run in self.runs if run.record]
-        return min(counts, default=0)
+        return min((run.record.items for run in self.runs if run.record), default=0)
 
     @property
     def row(self) -> tuple[str, ...]:

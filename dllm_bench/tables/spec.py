@@ -21,7 +21,7 @@ SCORE = "score"  # definition name of the benchmark's own metric
 SCORE_UNIT = "%"
 OF = " of "  # in the name of a claim's table, before that of the table whose cells it has
 LIMIT, REPEATS = "limit", "benchmark.repeats"  # settings: items of a run, and passes over them
-HARDWARE_UNITS = ("tokens/s", "s", "ms", "×")  # units of numbers that depend on the hardware
+HARDWARE_UNITS = ("tokens/s", "requests/s", "s", "ms", "×")  # of numbers that depend on hardware
 WHOLE, CUT = "whole", "cut"  # area under a whole curve, or until it loses too much score
 Query = tuple[str, ...]
 """Overrides of the run configuration in Hydra's form, "key=value"."""
@@ -141,7 +141,9 @@ class TableMetric:
     @property
     def is_of_times(self) -> bool:
         """Whether the number is computed from timings, which depend on the machine and its load."""
-        return self.plain.unit in HARDWARE_UNITS
+        if self.setting or self.is_score:
+            return False
+        return definitions.definition(self.definition).unit in HARDWARE_UNITS
 
     @property
     def is_mean_time(self) -> bool:
@@ -398,12 +400,10 @@ class Profile:
         return " ".join(f"--{name} {value}" for name, value in asked.items() if value)
 
     def in_passes(self, count: int) -> Profile:
-        """Return the profile with this many passes over the items of timed runs; with one pass
-        the timings come from the runs that give the scores.
+        """Return the profile with this many passes over the items of timed runs, of all tables;
+        with one pass the timings come from the runs that give the scores.
         """
-        if count == 1:
-            return replace(self, passes=(), passes_of=(), repeats=count)
-        return replace(self, passes=(*self.passes, f"{REPEATS}={count}"), repeats=count)
+        return replace(self, passes=self.passes if count > 1 else (), repeats=count)
 
     def translate(self, query: Query) -> Query:
         """Return the translated query; the last override of a key applies, at the key's first
@@ -442,8 +442,10 @@ class Profile:
         for entry in self.instead:
             if entry.of and is_among(table.rpartition(OF)[2], entry.of):
                 query = entry.applied(query)
-        timed = is_among(table, self.passes_of) and cell.metric.is_mean_time
-        return (*query, *self.passes) if timed else query
+        timed, own = cell.metric.is_mean_time, dict(o.partition("=")[::2] for o in cell.metric.run)
+        query += self.passes if timed and is_among(table, self.passes_of) else ()
+        asked = (timed and self.repeats != 1) or (cell.metric.is_of_times and REPEATS in own)
+        return (*query, f"{REPEATS}={self.repeats}") if asked and self.repeats else query
 
     def switched(self, table: str, cell: Cell) -> Query:
         """Return the decoder settings that `instead` changes in a cell's run. Model, benchmark, and
