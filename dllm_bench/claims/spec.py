@@ -18,10 +18,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.errors import DllmBenchError, unknown_name
+from dllm_bench.core.declared import made_from
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import conf_file, read_yaml
-from dllm_bench.tables.load import load_table, require_name
+from dllm_bench.tables.load import check_keys, errors_of, load_table, require_name
 from dllm_bench.tables.spec import OF, SCORE, FacetValue, PaperTable, Query, Rule, TableMetric
 
 DEFAULT_POINTS, DEFAULT_RATIO = 2.0, 1.05
@@ -143,7 +144,7 @@ class Claim:
         """Return the cells of both sides as a table that is planned and run like any other.
 
         A profile's `instead` entries for the source table apply to it. Its `passes` do not, since a
-        claim's runs have the claim's own number of items.
+        claim's runs have the claim's own number of items; a requested number of passes does.
         """
         whole = source_table(self.table)
         wanted = [
@@ -209,12 +210,12 @@ def load_claim(name: str) -> Claim:
 
 def read_claim(name: str, path: Path) -> Claim:
     """Read a claim from its yaml file."""
-    plain = read_yaml(path)
-    known = [field.name for field in fields(Claim) if field.name != "name"]
-    unknown = [key for key in plain if key not in known]
-    if unknown:
-        raise DllmBenchError(f"Claim {name}: {unknown_name('key', unknown[0], known)}")
-    claim = Claim(name, **{**plain, **dict(_converted(plain))})
+    with errors_of(path, "claim"):
+        plain = read_yaml(path)
+        check_keys(f"Claim {name}", plain, [field.name for field in fields(Claim)][1:])
+        said = {key: plain[key] for key in ("sentence", "stands")}
+        claim = made_from(Claim, {"name": name, **said, **plain, **dict(_converted(plain))})
+        claim.by_training()  # raises for trainings of several facets
     if claim.frozen == UNKNOWN_DATE:
         raise DllmBenchError(f"Claim {name} has no date; add the day it was written as `frozen`.")
     is_whole = claim.table and claim.ours and claim.theirs and claim.task and claim.seeds
@@ -223,10 +224,11 @@ def read_claim(name: str, path: Path) -> Claim:
             f"Claim {name} says neither why it is untestable nor all of table, ours, theirs, task "
             "and seeds; add what is missing."
         )
-    if claim.printed and claim.printed[0] == claim.printed[1]:
+    ours, theirs = claim.printed or (2.0, 1.0)
+    if ours == theirs or (min(ours, theirs) <= 0 and not claim.is_difference):
         raise DllmBenchError(
-            f"Claim {name} has two equal printed numbers, which give no margin; leave `printed` "
-            "out."
+            f"Claim {name} has printed numbers that give no margin: they are equal or, for a "
+            "ratio, not above 0; leave `printed` out."
         )
     return claim
 
@@ -240,7 +242,8 @@ def _converted(plain: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for listed in ("printed", "seeds", "was"):
         if listed in plain:
             yield listed, tuple(plain[listed])
-    if "at" in plain:
-        yield "at", {facet: str(name) for facet, name in plain["at"].items()}
+    for keys in ("at", "trainings"):
+        if keys in plain:
+            yield keys, {facet: str(name) for facet, name in plain[keys].items()}
     if "direction" in plain:
         yield "direction", Direction(plain["direction"])

@@ -177,17 +177,20 @@ class PaperFigure:
 def load_figure(name: str) -> PaperFigure:
     """Return the figure called `<paper>/<figure>`."""
     load.require_name("figure", name)
-    return read_figure(name, *load.file_and_data("figure", name, REPORTED_FIGURES))
+    file, data = load.file_and_data("figure", name, REPORTED_FIGURES)
+    with load.errors_of(file, "figure"):
+        return read_figure(name, file, data)
 
 
 def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
-    """Return a figure from its yaml file; the csv files of its reported points lie below `data`."""
+    """Return a figure from its yaml file; the csv files of its reported points lie below `data`,
+    those of its facets and rules below `tables_beside(data)`."""
     plain = read_yaml(path)
     facets, metrics = plain["facets"], plain["metrics"]
     own = {"layout": {"rows": list(facets)}, "metrics": dict(_table_metrics(metrics))}
     own_keys = ("draw", "reported", "stated")
     rest = {key: entry for key, entry in plain.items() if key not in own_keys}
-    table = load.parse_table(name, {**rest, **own}, load.REPORTED_TABLES)
+    table = load.parse_table(name, {**rest, **own}, tables_beside(data))
     draw = made_from(DrawSpec, plain["draw"])
     rows = {name: metric["row"] for name, metric in metrics.items() if "row" in metric}
     drawn = {name: metric["label"] for name, metric in metrics.items() if name != draw.x.metric}
@@ -205,6 +208,11 @@ def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
         ),
         stated=tuple(_stated(name, plain.get("stated", {}), data)),
     )
+
+
+def tables_beside(data: Path) -> Path:
+    """Return the folder of the csv files of tables that belongs to that of the figures."""
+    return load.REPORTED_TABLES if data == REPORTED_FIGURES else data.with_name("table")
 
 
 def _table_metrics(plain: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -275,7 +283,7 @@ def _rows(entry: Mapping[str, Any], data: Path) -> list[dict[str, str]]:
     """Return the rows of the csv file. `pair: {column: [a, b]}` joins two rows that differ only in
     that column into one, which has their values under the names a and b.
     """
-    rows = load.read_csv((load.REPORTED_TABLES if entry.get("of_table") else data) / entry["file"])
+    rows = load.read_csv((tables_beside(data) if entry.get("of_table") else data) / entry["file"])
     if "pair" not in entry:
         return rows
     [(column, pair)] = entry["pair"].items()

@@ -16,20 +16,25 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from functools import lru_cache
+from graphlib import TopologicalSorter
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError, unknown_name
+from dllm_bench.metrics.definitions import definition
 from dllm_bench.paths import PACKAGE, conf_dir, conf_dirs, conf_file, options, read_yaml
 from dllm_bench.registry import require_known
 from dllm_bench.tables import spec
 from dllm_bench.tables.spec import PaperTable, Profile, Query, TableMetric
 
-TITLE = re.compile(r"^title: (.+)$", re.MULTILINE)
+TITLE = re.compile(r"^title: (.+)$(?!\n )", re.MULTILINE)  # of one line
 REPORTED_TABLES = PACKAGE / "tables" / "reported"
 LAYOUT_KEYS = ("sections", "rows", "columns")
 OWN_GROUPS = {
@@ -39,8 +44,12 @@ OWN_GROUPS = {
 """Group -> texts in a yaml that mark weights or items that ship, or that `make real` fetches."""
 RULE_KEYS = ("run", "reported_only", "hidden", "skip", "needs", "reported_on")
 VALUE_KEYS = ("label", "show", "mean_of", "curve", *RULE_KEYS)
+TABLE_KEYS = "title source layout facets metrics run reported notes rules".split()
+SWEEP_KEYS = "at run from label".split()
+FACET_KEYS = "values sweeps file key show labels when needs reported_on".split() + SWEEP_KEYS
 PROFILE_KEYS = "embedded replace set as_asked default instead untrained passes".split()
 METRIC_KEYS = "label definition tolerance unit over minus setting labels area run".split()
+METRIC_KINDS, DERIVED_KEYS = {"definition", "setting"}, {"over", "minus", "area"}
 
 
 def names_of(kind: str) -> list[str]:
@@ -50,11 +59,29 @@ def names_of(kind: str) -> list[str]:
     return sorted({f"{path.parent.name}/{path.stem}" for path in paths})
 
 
+@contextmanager
+def errors_of(file: Path, kind: str) -> Iterator[None]:
+    """Turn whatever fails while a yaml is read into a DllmBenchError that names it and the reason.
+
+    kind: what it is read as: "table", "figure", "claim" or "profile".
+    """
+    try:
+        yield
+    except Exception as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise DllmBenchError(
+            f"{file} cannot be read as a {kind}: {why}; CONTRIBUTING.md shows the syntax."
+        ) from error
+
+
 def title_of(kind: str, name: str) -> str:
-    """Return the title of a table or figure, read without the rest of its yaml; empty if it has
-    none."""
-    found = TITLE.search(conf_file(f"{kind}/{name}.yaml").read_text(encoding="utf-8"))
-    return str(yaml.safe_load(found[1])) if found else ""
+    """Return the title of a table or figure, if possible without the rest of its yaml; empty if it
+    has none."""
+    file = conf_file(f"{kind}/{name}.yaml")
+    if found := TITLE.search(file.read_text(encoding="utf-8")):
+        return str(yaml.safe_load(found[1]))
+    plain: object = read_yaml(file)
+    return str(plain.get("title", "")) if isinstance(plain, Mapping) else ""
 
 
 def file_and_data(kind: str, name: str, shipped: Path) -> tuple[Path, Path]:
@@ -89,30 +116,46 @@ def load_table(name: str) -> PaperTable:
     """Return the table called `<paper>/<table>`."""
     require_name("table", name)
     file, data = file_and_data("table", name, REPORTED_TABLES)
-    return parse_table(name, read_yaml(file), data)
+    with errors_of(file, "table"):
+        return parse_table(name, read_yaml(file), data)
 
 
 def parse_table(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
-    """Return a table from the content of its yaml file; the csv files that it names lie below
-    `data`."""
+    """Return a table from the content of its yaml file, after a check of its cells; the csv files
+    that it names lie below `data`."""
+    check_keys(f"Table {name}", plain, TABLE_KEYS)
+    check_keys(f"The layout of {name}", plain["layout"], LAYOUT_KEYS)
     steps = sweep_steps(plain["facets"])
     facets = {key: tuple(_values(_expand(one)[0], data)) for key, one in plain["facets"].items()}
     metrics = tuple(_metric(key, entry) for key, entry in plain["metrics"].items())
     reported, notes = (
         read_csv(data / plain[key]) if key in plain else [] for key in ("reported", "notes")
     )
-    return PaperTable(
-        name=name,
-        title=plain["title"],
-        source=plain["source"],
-        **{key: tuple(plain["layout"].get(key, ())) for key in LAYOUT_KEYS},
-        facets=facets,
-        metrics=metrics,
-        run=tuple(plain.get("run", ())),
-        reported=_reported(reported, tuple(facets), metrics),
-        notes=tuple(_note(row) for row in notes),
-        rules=tuple(r for entry in plain.get("rules", ()) for r in _rules(entry, steps, data)),
-    )
+    layout = {key: tuple(plain["layout"].get(key, ())) for key in LAYOUT_KEYS}
+    if sorted(facet for part in layout.values() for facet in part) != sorted(facets):
+        raise DllmBenchError(f"`layout` has to name each facet once ({', '.join(facets)}).")
+    known = {("metric", metric.name) for metric in metrics}
+    for facet, values in facets.items():
+        TopologicalSorter({v.name: v.mean_of for v in values}).prepare()  # raises for a cycle
+        known |= {pair for v in values for pair in ((facet, v.name), *v.attributes.items())}
+        known |= {(facet, step.group) for step in steps}
+    rules = (_rules(entry, steps, known, data) for entry in plain.get("rules", ()))
+    made = {
+        "name": name,
+        "title": plain["title"],
+        "source": plain["source"],
+        **layout,
+        "facets": facets,
+        "metrics": metrics,
+        "run": as_tuple(plain.get("run", ())),
+        "reported": _reported(reported, tuple(facets), metrics),
+        "notes": tuple(_note(row) for row in notes),
+        "rules": tuple(chain.from_iterable(rules)),
+    }
+    table = made_from(PaperTable, made)
+    if not any(table.cells()):
+        raise DllmBenchError("No cell is shown; give values that are not hidden, and metrics.")
+    return table
 
 
 @lru_cache
@@ -122,28 +165,35 @@ def load_profile(name: str) -> Profile:
     """
     require_known("profile", name, options("profile"))
     path = conf_file(f"profile/{name}.yaml")
-    *papers, plain = map(read_yaml, (*sorted(path.with_suffix("").glob("*.yaml")), path))
-    replace: dict[str, dict[str, str | None]] = {}
-    for key, mapping in (pair for part in (*papers, plain) for pair in part["replace"].items()):
-        counterparts = {str(a): None if b is None else str(b) for a, b in mapping.items()}
-        replace.setdefault(key, {}).update(counterparts)
-    if plain["embedded"]:
-        for group in OWN_GROUPS.keys() & replace.keys():
-            replace[group] = {**available_here(group), **replace[group]}
-        replace["benchmark"] |= {name: name for name in plain.get("as_asked", ())}
-    entries = (entry for part in (*papers, plain) for entry in part.get("instead", ()))
-    made = _fields(f"Profile {name}", plain, PROFILE_KEYS)
-    passes = made.pop("passes", {})
-    made |= {"replace": replace, "instead": tuple(i for e in entries for i in _instead(e))}
-    made |= {"passes": tuple(passes.get("run", ())), "passes_of": tuple(passes.get("of", ()))}
-    return Profile(name=name, **made)
+    with errors_of(path, "profile"):
+        files = (*sorted(path.with_suffix("").glob("*.yaml")), path)
+        parts = [_fields(f"Profile {name}", read_yaml(file), PROFILE_KEYS) for file in files]
+        made = {"embedded": False, "set": (), **parts[-1]}
+        replace: dict[str, dict[str, str | None]] = {}
+        for key, mapping in (pair for part in parts for pair in part.get("replace", {}).items()):
+            counterparts = {str(a): None if b is None else str(b) for a, b in mapping.items()}
+            replace.setdefault(key, {}).update(counterparts)
+        if made["embedded"]:
+            for group in OWN_GROUPS.keys() & replace.keys():
+                replace[group] = {**available_here(group), **replace[group]}
+            own = {name: name for name in made.get("as_asked", ())}
+            replace.setdefault("benchmark", {}).update(own)
+        entries = (entry for part in parts for entry in part.get("instead", ()))
+        passes = _fields(f"`passes` of profile {name}", made.pop("passes", {}), ("run", "of"))
+        made |= {"replace": replace, "instead": tuple(i for e in entries for i in _instead(e))}
+        made |= {
+            "passes": as_tuple(passes.get("run", ())),
+            "passes_of": as_tuple(passes.get("of", ())),
+        }
+        return made_from(Profile, {"name": name, **made})
 
 
 def _instead(entry: Mapping[str, Any]) -> Iterator[spec.Instead]:
     """Yield the replacements of a profile's entry: one, or one per value of the key in `each`,
     which maps a requested value to the value used here.
     """
-    asked, here, of = (tuple(entry.get(key, ())) for key in ("asked", "here", "of"))
+    check_keys("An entry of `instead`", entry, ("asked", "here", "of", "each"))
+    asked, here, of = (as_tuple(entry.get(key, ())) for key in ("asked", "here", "of"))
     if "each" not in entry:
         yield spec.Instead(asked, here, of)
     for key, values in entry.get("each", {}).items():
@@ -184,17 +234,22 @@ def _values(entry: Mapping[str, Any], data: Path) -> Iterator[spec.FacetValue]:
 def _value(name: str, plain: Mapping[str, Any], keys: Sequence[str]) -> spec.FacetValue:
     made = {"label": name, **_fields(name, plain, keys)}
     shown = {title: str(text) for title, text in made.pop("show", {}).items()}
-    needs = made.pop("needs", ())
-    return spec.FacetValue(name, needs=as_tuple(needs), shown=shown, **made)
+    listed = {key: as_tuple(made.pop(key, ())) for key in ("run", "needs", "mean_of", "curve")}
+    return made_from(spec.FacetValue, {"name": name, "shown": shown, **listed, **made})
 
 
 def _fields(name: str, plain: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     """Return the entries of a yaml with tuples in place of lists; DllmBenchError for an unknown
     key."""
-    unknown = sorted(set(plain) - set(keys))
+    check_keys(name, plain, keys)
+    return {key: tuple(e) if isinstance(e, list) else e for key, e in plain.items()}
+
+
+def check_keys(name: str, plain: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Raise DllmBenchError if `name`, an entry of a yaml, has a key that is not one of `keys`."""
+    unknown = [key for key in plain if key not in keys]
     if unknown:
         raise DllmBenchError(f"{name}: {unknown_name('key', unknown[0], keys)}")
-    return {key: tuple(e) if isinstance(e, list) else e for key, e in plain.items()}
 
 
 def as_tuple(plain: object) -> Query:
@@ -209,7 +264,7 @@ def _value_of_row(row: Mapping[str, str], entry: Mapping[str, Any]) -> spec.Face
     """
     labels = entry.get("labels", {})
     name = row[entry["key"]]
-    run = (text.format(**row) for text in entry["run"])
+    run = (text.format(**row) for text in as_tuple(entry["run"]))
     return spec.FacetValue(
         name=name,
         label=name,
@@ -228,7 +283,9 @@ def _entries_for(row: Mapping[str, str], lookup: Mapping[str, Mapping[str, Any]]
     return tuple(entry for entries in found for entry in as_tuple(entries))
 
 
-def _rules(entry: Mapping[str, Any], steps: Sequence[SweepStep], data: Path) -> Iterator[spec.Rule]:
+def _rules(
+    entry: Mapping[str, Any], steps: Sequence[SweepStep], known: Set[tuple[str, str]], data: Path
+) -> Iterator[spec.Rule]:
     """Yield the rule of an entry; the name of a sweep in `where` stands for all its values.
 
     With `file`, yield one rule per csv row: it applies to cells whose attributes equal the row's in
@@ -237,13 +294,15 @@ def _rules(entry: Mapping[str, Any], steps: Sequence[SweepStep], data: Path) -> 
     where = {}
     for key, allowed in entry["where"].items():
         names = as_tuple(allowed)
+        if absent := [name for name in names if (key, name) not in known]:
+            raise DllmBenchError(f"A rule is for {key} {absent[0]}, which is not in the table.")
         where[key] = (*names, *(step.value for step in steps if step.group in names))
     plain = {key: entry[key] for key in entry if key not in ("where", "file", "match")}
     if "file" not in entry:
         yield spec.Rule(where, _value("rule", plain, RULE_KEYS))
         return
     for row in read_csv(data / entry["file"]):
-        filled = {**plain, "run": [text.format(**row) for text in plain["run"]]}
+        filled = {**plain, "run": [text.format(**row) for text in as_tuple(plain["run"])]}
         matched = {column: (row[column],) for column in entry["match"]}
         yield spec.Rule({**where, **matched}, _value("rule", filled, RULE_KEYS))
 
@@ -251,19 +310,27 @@ def _rules(entry: Mapping[str, Any], steps: Sequence[SweepStep], data: Path) -> 
 def _metric(name: str, plain: Mapping[str, Any]) -> TableMetric:
     """Return a metric; `tolerance: 10 %` is relative, a bare number is in the metric's unit."""
     made = _fields(f"Metric {name}", plain, METRIC_KEYS)
+    kinds, derived = (made.keys() & keys for keys in (METRIC_KINDS, DERIVED_KEYS))
+    if len(kinds) != 1 or {"over", "minus"} <= derived or ("setting" in kinds and derived):
+        raise DllmBenchError(
+            f"Metric {name} needs a `definition`, with at most one of `over` and `minus`, or a "
+            "`setting`, without these and `area`."
+        )
     area, tolerance = made.get("area", ""), str(made.pop("tolerance", 0))
     if area not in ("", spec.WHOLE, spec.CUT):
         raise DllmBenchError(f"Metric {name}: {unknown_name('area', area, (spec.WHOLE, spec.CUT))}")
     relative = tolerance.endswith("%")
-    labels = {str(key): str(word) for key, word in made.pop("labels", {}).items()}
-    return TableMetric(
-        name=name,
-        tolerance=float(tolerance.removesuffix("%")) / (100 if relative else 1),
-        relative=relative,
-        gain=made.pop("unit", "") == "%",
-        labels=labels,
-        **made,
-    )
+    texts = {
+        key: {str(one): str(word) for one, word in made.pop(key, {}).items()}
+        for key in ("labels", "over", "minus")
+    }
+    made |= {"name": name, "label": made["label"], "relative": relative, **texts}
+    made["tolerance"] = float(tolerance.removesuffix("%")) / (100 if relative else 1)
+    made |= {"gain": made.pop("unit", "") == "%", "run": as_tuple(made.pop("run", ()))}
+    metric = made_from(TableMetric, made)
+    if metric.area or not (metric.setting or metric.is_score):
+        definition(metric.definition)  # raises for an unknown one
+    return metric
 
 
 def _reported(
@@ -304,14 +371,17 @@ def _expand(plain: Mapping[str, Any]) -> tuple[dict[str, Any], list[SweepStep]]:
     """Return a facet with its sweeps written out as values, and what they made. A facet that is one
     sweep has the name "". The steps of a list are x and value of the run; a mapping gives both.
     """
-    values, steps = dict(plain.get("values", {})), list[SweepStep]()
+    check_keys("A facet", plain, FACET_KEYS)
+    values = {as_tuple(name)[0]: entry for name, entry in plain.get("values", {}).items()}
+    steps = list[SweepStep]()
     sweeps = {"": plain} if "at" in plain else plain.get("sweeps", {})
     for group, sweep in sweeps.items():
+        check_keys(f"Sweep {group}", sweep, SWEEP_KEYS if group else FACET_KEYS)
         at = sweep["at"]
         hidden, points = {"hidden": True} if "from" in sweep else {}, []
         for x, value in at.items() if isinstance(at, Mapping) else zip(at, at, strict=True):
             step = SweepStep(f"{group}-{x}" if group else str(x), str(x), group)
-            run = [text.format(at=value) for text in sweep["run"]]
+            run = [text.format(at=value) for text in as_tuple(sweep["run"])]
             values[step.value] = {"label": sweep.get("label", step.x), "run": run, **hidden}
             points.append(step.value)
             steps.append(step)

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
-from itertools import groupby, product
+from itertools import chain, groupby, product
 from math import isnan
 from pathlib import Path
 from statistics import median, quantiles
@@ -269,20 +269,29 @@ def _shown(values: Iterable[FacetValue], built: BuiltTable, facet: str) -> list[
 def _row(built: BuiltTable, values: Sequence[FacetValue], cells: Sequence[Row | None]) -> Plain:
     pairs = zip(cells, built.table.metrics, strict=True)
     own = [cell for cell, metric in pairs if not metric.is_compared] or cells
+    more = zip(values, _added_titles(built), strict=True)
     return {
         "key": tuple(value.name for value in values),
-        "heads": (*(v.label for v in values), *(t for v in values for t in v.shown.values())),
+        "heads": (
+            *(v.label for v in values),
+            *(v.shown.get(title, NO_CELL) for v, titles in more for title in titles),
+        ),
         "notes": common_notes(cells),
         "cells": cells,
         "runs": distinct_runs(cell.planned for cell in own if cell),
     }
 
 
+def _added_titles(built: BuiltTable) -> list[list[str]]:
+    """Return the titles of the additional columns of each facet in rows."""
+    facets = (built.table.facets[facet] for facet in built.table.rows)
+    return [list(dict.fromkeys(title for v in values for title in v.shown)) for values in facets]
+
+
 def _block(built: BuiltTable, outer: Sequence[FacetValue], rows: Sequence[Plain]) -> Plain:
     table, split = built.table, len(built.table.sections)
     section, paper = (", ".join(v.label for v in part) for part in (outer[:split], outer[split:]))
-    shown = (next((v.shown for v in table.facets[facet] if v.shown), ()) for facet in table.rows)
-    titles = [title for columns in shown for title in columns]  # of the additional ones
+    titles = chain.from_iterable(_added_titles(built))
     heads = (*(facet.replace("_", " ").capitalize() for facet in table.rows), *titles)
     own = [measured_on(row["cells"]) for row in rows]
     here = measured_on(cell for row in rows for cell in row["cells"])

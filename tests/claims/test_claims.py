@@ -70,13 +70,22 @@ def verdict(one: Claim, right: OfSides, forwards: OfSides) -> Judgement:
     return judge_claims([one], [cells(one.metric, right, forwards)], EMBEDDED)[0]
 
 
+UNTESTABLE = "sentence: a, stands: b, untestable: c, frozen: 2026-11-26"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("{sentence: a, stands: b, tabel: c}", "tabel"),
         ("{sentence: a, stands: b, table: t, frozen: 2026-11-26}", "add what is missing"),
         ("{sentence: a, stands: b, untestable: c}", "has no date"),
-        ("{sentence: a, stands: b, untestable: c, frozen: 2026-11-26, printed: [1, 1]}", "equal"),
+        (f"{{{UNTESTABLE}, printed: [1, 1]}}", "equal"),
+        (f"{{{UNTESTABLE}, printed: [1, 0], metric: tpf/net}}", "a ratio, not above 0"),
+        (f"{{{UNTESTABLE}, printed: [1, 2, 3]}}", "a.yaml .* as a claim: printed of a Claim"),
+        (f"{{{UNTESTABLE}, direction: more}}", "a.yaml .* as a claim: 'more' is not"),
+        (f"{{{UNTESTABLE}, trainings: {{a: b, c: d}}}}", "too many values"),
+        ("{stands: b}", "it has no 'sentence'"),
+        ("", "a.yaml cannot be read as a claim"),
     ],
 )
 def test_a_wrong_claim_is_refused_with_what_to_do(tmp_path: Path, text: str, words: str) -> None:

@@ -13,7 +13,7 @@ from dllm_bench.figures import style
 from dllm_bench.figures.panels import PANEL_KINDS, bars
 from dllm_bench.figures.run_series import run_series
 from dllm_bench.figures.spec import REPORTED_FIGURES, PaperFigure, load_figure, read_figure
-from dllm_bench.paths import conf_dir, read_yaml
+from dllm_bench.paths import CONFIG_DIR, conf_dir, read_yaml
 from dllm_bench.store.spec import slug
 from dllm_bench.tables.load import load_profile, names_of
 from scripts.figure_points import counted, fewer, known, raise_counts
@@ -49,6 +49,20 @@ def test_two_numbers_of_one_thing_are_one_point(tmp_path) -> None:
     (tmp_path / "figure.yaml").write_text(plain)
     figure = read_figure("small/pairs", tmp_path / "figure.yaml", SMALL)
     assert [(p["series"], p["x"], p["y"]) for p in figure.reported] == [("x", 10.0, 60.0)]
+
+
+def test_another_packages_figure_reads_the_csv_files_of_its_own_tables(
+    tmp_path, monkeypatch
+) -> None:
+    head, _, rest = (SMALL / "figure.yaml").read_text().partition("  task:\n")
+    facet = "  task: {file: tasks.csv, key: task, show: {}, run: ['benchmark={task}']}\n"
+    plain = f"{head}{facet}  number:{rest.partition('  number:')[2].partition('reported:')[0]}"
+    for folder in ("table", "figure/mine"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "figure" / "mine" / "f.yaml").write_text(plain)
+    (tmp_path / "table" / "tasks.csv").write_text("task\nquiz\ncode\n")
+    monkeypatch.setenv(CONFIG_DIR, str(tmp_path))
+    assert [value.name for value in load_figure("mine/f").table.facets["task"]] == ["quiz", "code"]
 
 
 def test_positions_are_a_metric_each() -> None:

@@ -157,6 +157,20 @@ def own_table(**metrics: Any) -> PaperTable:
     return parse_table("small/own", plain, builders.HERE)
 
 
+def test_a_value_without_an_additional_column_leaves_it_empty(tmp_path) -> None:
+    """Names may be numbers, and a single override a text."""
+    plain = read_yaml(builders.HERE / "small" / "own.yaml")
+    own = {4: {"run": "decoder=plain"}, 5: {"run": ["decoder=lopa"], "show": {"System": "NV"}}}
+    plain["facets"]["decoder"]["values"] = own
+    plain["rules"] = [{"where": {"decoder": 4}, "run": ["decoder.k=2"]}]
+    table = parse_table("small/own", plain, builders.HERE)
+    planned = builders.planned_small(Store(tmp_path), EMBEDDED, table)
+    [block] = blocks(build(table, EMBEDDED, planned))
+    assert block["heads"] == ("Decoder", "System")
+    assert [row["heads"] for row in block["rows"]] == [("4", "–"), ("5", "NV")]
+    assert next(table.cells()).run[-2:] == ("decoder=plain", "decoder.k=2")
+
+
 def made(spec: RunSpec) -> RunRecord:
     """Return the run's record: as many items and passes as it says; pass k is k + 10 tenths as
     slow."""

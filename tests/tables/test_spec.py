@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dllm_bench.cli.main import parse
 from dllm_bench.cli.table import chosen_profile
@@ -18,8 +20,8 @@ from dllm_bench.paths import CONFIG_DIR, conf_dir, conf_file, read_yaml
 from dllm_bench.store.spec import slug
 from dllm_bench.tables import load
 from dllm_bench.tables.load import REPORTED_TABLES, load_profile, load_table, names_of
-from dllm_bench.tables.spec import Cell, Instead, Profile
-from tests.tables.builders import TINY, queries_of, run_cells, small_table
+from dllm_bench.tables.spec import Cell, Instead, Profile, TableMetric
+from tests.tables.builders import HERE, TINY, queries_of, run_cells, small_table
 
 
 def reported_files() -> list[Path]:
@@ -157,6 +159,58 @@ def test_numbers_of_times_come_from_runs_of_several_passes() -> None:
         for cell in table.cells():
             added = own if fits and cell.metric.name in timed else ()
             assert profile.run_of(table.name, cell) == (*cell.run, *added)
+            asked = ("benchmark.repeats=3",) if cell.metric.name in timed else ()
+            assert profile.in_passes(3).run_of(table.name, cell) == (*cell.run, *added, *asked)
+            assert profile.in_passes(1).run_of(table.name, cell) == cell.run
+            repeated = replace(cell, metric=replace(cell.metric, run=own))
+            once = () if cell.metric.is_score else ("benchmark.repeats=1",)
+            assert profile.in_passes(1).run_of(table.name, repeated) == (*cell.run, *once)
+
+
+def test_what_is_computed_from_times_is_a_time() -> None:
+    for name, is_time in (("tps/e2e", True), ("requests/s", True), ("tpf/net", False)):
+        assert TableMetric("", "", name, area="whole").is_of_times is is_time
+
+
+BOTH = {"label": "T", "definition": "score", "over": {"decoder": "a"}, "minus": {"decoder": "b"}}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("title", None, "title of a PaperTable is not a text"),
+        ("metric", {}, "no key 'metric'; did you mean 'metrics'"),
+        ("metrics", {}, "No cell is shown"),
+        ("metrics.tpf", BOTH, "one of `over` and `minus`"),
+        ("metrics.tpf.setting", "decoder.k", "Metric tpf needs a `definition`"),
+        ("layout.rows", ["decodr"], "name each facet once"),
+        ("facets.decoder.valus", {}, "no key 'valus'"),
+        ("facets.decoder.sweeps", {"s": {"run": ["decoder.k={at}"]}}, "it has no 'at'"),
+        ("facets.decoder.sweeps", {"s": {"at": [1], "labl": "x", "run": []}}, "no key 'labl'"),
+        ("facets.decoder.values.plain.label", 4, "label of a FacetValue is not a text"),
+        ("facets.decoder.values.mean", {"mean_of": ["mean"]}, "in a cycle"),
+        ("reported", "none.csv", "none.csv"),
+        ("rules", [{"where": {"decoder": "quik"}, "skip": True}], "decoder quik"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_one_sentence(
+    place: str, value: object, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = read_yaml(HERE / "small" / "own.yaml")
+    *groups, key = place.split(".")
+    reduce(lambda group, name: group[name], groups, plain)[key] = value
+    (tmp_path / "table" / "mine").mkdir(parents=True)
+    (tmp_path / "table" / "mine" / "t.yaml").write_text(yaml.safe_dump(plain))
+    monkeypatch.setenv(CONFIG_DIR, str(tmp_path))
+    with pytest.raises(DllmBenchError, match=f"t.yaml cannot be read as a table: .*{words}"):
+        load_table("mine/t")
+
+
+def test_a_title_may_have_several_lines(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(load, "conf_file", lambda name: tmp_path / "t.yaml")
+    for text, title in (("title: 'A\n  b'", "A b"), ("title: >-\n  A", "A"), ("source: B", "")):
+        (tmp_path / "t.yaml").write_text(text)
+        assert load.title_of("table", "mine/t") == title
 
 
 @pytest.mark.parametrize(
@@ -223,6 +277,20 @@ def test_what_is_available_itself_stands_for_itself(tmp_path, monkeypatch) -> No
         ("model=/path/to/folder", "benchmark=minigsm"),
     ):
         assert profile.translate(query)[:2] == query
+
+
+def test_a_profile_may_lack_any_part_and_has_no_unknown_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(load, "conf_file", lambda name: tmp_path / "t.yaml")
+    for text, words in (
+        ("passes: {runs: []}", "no key 'runs'"),
+        ("instead: [{aksed: [a=1]}]", "no key 'aksed'"),
+        ("set: a=1", "t.yaml cannot be read as a profile: set of a Profile is not a list"),
+    ):
+        (tmp_path / "t.yaml").write_text(text)
+        with pytest.raises(DllmBenchError, match=words):
+            load_profile.__wrapped__("paper")
+    (tmp_path / "t.yaml").write_text("default: [seed=0]")
+    assert load_profile.__wrapped__("paper").translate(("a=1",)) == ("a=1", "seed=0")
 
 
 def test_tables_hold_no_embedded_special_case() -> None:
