@@ -49,7 +49,6 @@ SWEEP_KEYS = "at run from label".split()
 FACET_KEYS = "values sweeps file key show labels when needs reported_on".split() + SWEEP_KEYS
 PROFILE_KEYS = "embedded replace set as_asked default instead untrained passes".split()
 METRIC_KEYS = "label definition tolerance unit over minus setting labels area run".split()
-METRIC_KINDS, DERIVED_KEYS = {"definition", "setting"}, {"over", "minus", "area"}
 
 
 def names_of(kind: str) -> list[str]:
@@ -124,7 +123,6 @@ def parse_table(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
     """Return a table from the content of its yaml file, after a check of its cells; the csv files
     that it names lie below `data`."""
     check_keys(f"Table {name}", plain, TABLE_KEYS)
-    check_keys(f"The layout of {name}", plain["layout"], LAYOUT_KEYS)
     steps = sweep_steps(plain["facets"])
     facets = {key: tuple(_values(_expand(one)[0], data)) for key, one in plain["facets"].items()}
     metrics = tuple(_metric(key, entry) for key, entry in plain["metrics"].items())
@@ -310,8 +308,8 @@ def _rules(
 def _metric(name: str, plain: Mapping[str, Any]) -> TableMetric:
     """Return a metric; `tolerance: 10 %` is relative, a bare number is in the metric's unit."""
     made = _fields(f"Metric {name}", plain, METRIC_KEYS)
-    kinds, derived = (made.keys() & keys for keys in (METRIC_KINDS, DERIVED_KEYS))
-    if len(kinds) != 1 or {"over", "minus"} <= derived or ("setting" in kinds and derived):
+    kind, derived = made.keys() & {"definition", "setting"}, made.keys() & {"over", "minus", "area"}
+    if len(kind) != 1 or {"over", "minus"} <= derived or ("setting" in kind and derived):
         raise DllmBenchError(
             f"Metric {name} needs a `definition`, with at most one of `over` and `minus`, or a "
             "`setting`, without these and `area`."
