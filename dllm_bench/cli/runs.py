@@ -83,10 +83,11 @@ def status_rows(
             rows.append(row_of_unreadable(folder))
             damages.append(str(run))
     apart = differing(
-        (row["run"], (row["decoder"], row["model"], row["benchmark"]), row.pop("all", {}))
+        (row["run"], (row["decoder"], row["model"], row["benchmark"]), row.pop("all"))
         for row in rows
+        if "all" in row  # those of an unreadable run are unknown
     )
-    rows = [{**row, "settings": apart[row["run"]]} for row in rows]
+    rows = [{**row, "settings": apart.get(row["run"], "")} for row in rows]
     rows = [row for row in rows if all(any(w in row[name] for name in WORDS) for w in words)]
     if column in NUMBERS:
         rows = sorted(rows, key=lambda row: -(row.get(column) or 0))
@@ -227,7 +228,7 @@ def remove_named(arguments: Namespace) -> int:
     going on. Folders of a benchmark or model stay, also where they are empty now.
     """
     store = open_store(arguments)
-    folders = [store.folder_of(name) for name in arguments.runs]
+    folders = list(dict.fromkeys(map(store.folder_of, arguments.runs)))
     remove(folders)
     return print_lines(f"removed: {folder}" for folder in folders)
 

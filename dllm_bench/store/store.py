@@ -21,11 +21,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from dllm_bench.core.declared import Count, fits, made_from
 from dllm_bench.core.errors import DllmBenchError
@@ -190,8 +190,9 @@ class Store:
         return only(entries, f"runs below {self.root} have", prefix)
 
     def folder_of(self, short: str) -> Path:
-        """Return the one run folder whose name ends with a hash that begins with `short`."""
-        found = [path for path in self.folders() if hash_in_name(path).startswith(short)]
+        """Return the one run folder whose name ends with a hash that begins with `short`, which may
+        be the whole hash."""
+        found = [path for path in self.folders() if hash_in_name(path).startswith(short[:SHOWN])]
         return only(found, f"run folders below {self.root} end with", short)
 
     def open(self, spec: RunSpec) -> OpenRunFolder:
@@ -238,12 +239,12 @@ def remove(folders: Sequence[Path]) -> None:
             f"{len(packed)} of {len(folders)} runs to be removed are in a read-only archive, "
             f"{packed[0].name} first; use another directory (--results)."
         )
-    with ExitStack() as locks:
-        for folder in folders:
-            locks.enter_context(Lock(folder / LOCK))
-        for folder in folders:
-            with explain_write_errors(folder):
-                remove_folder(folder)
+    for folder in folders:  # one lock at a time: each takes an open file
+        with Lock(folder / LOCK):
+            pass
+    for folder in folders:
+        with Lock(folder / LOCK), explain_write_errors(folder):
+            remove_folder(folder)
 
 
 def hash_in_name(folder: Path) -> str:
@@ -442,14 +443,16 @@ def verify(folder: Path) -> list[str] | None:
     Returns a message per damage, none if everything is as it was written; None if it is not a run
     folder.
     """
-    damages, parts = list[str](), list[RunRecord | RunHead]()
-    for read in (read_record, read_head):
+    found, errors = list[Any](), dict[str, None]()
+    for read in (read_record, read_head, StoredLines.of, read_sessions):
         try:
-            if part := read(folder):
-                parts.append(part)
+            found.append(read(folder))
         except DllmBenchError as error:
-            damages.append(str(error))
-    lines = StoredLines.of(folder)
+            found.append(None)
+            errors[str(error)] = None
+    *parts, lines, sessions = found
+    parts, damages = list(filter(None, parts)), list(errors)
+    lines = lines or StoredLines(folder, {}, [], {}, [])
     if not parts and not damages:
         if not lines.good:
             return None
@@ -458,7 +461,7 @@ def verify(folder: Path) -> list[str] | None:
     damages += [
         f"{folder} is damaged ({place}); its samples are whole, the machine and code they were "
         "decoded with are not known."
-        for place in read_sessions(folder)[1]
+        for place in (sessions or ({}, {}))[1]
     ]
     return [*damages, *_disagreements(folder, parts, lines)]
 
@@ -535,7 +538,7 @@ class OpenRunFolder:
         kept = b"".join(line + b"\n" for line in lines.good)
         shares = [path for path in files if path.name != SAMPLES]
         stored = sum(found.st_size for path in files if (found := lstat(path)))
-        if shares or len(kept) < stored:
+        if shares or len(kept) != stored:  # also where they are in an archive alone
             write_atomic(self.folder / SAMPLES, kept)
         for path in shares:
             remove_file(path)
@@ -716,4 +719,11 @@ class RunShare(OpenRunFolder):
             super().expect(total)
 
     def begin(self, session: Session) -> int:
+        """Store this process's session, with its environment, as the one of all; returns its index.
+
+        Every share may do so, since all write the same but for what differs between processes.
+        """
+        self._read_sessions()
+        self.sessions[self.session] = session
+        self._write_sessions()
         return self.session

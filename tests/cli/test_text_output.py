@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,7 +24,7 @@ from dllm_bench.site.run_page import tiles
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import Store, sealed_record
+from dllm_bench.store.store import LOCK, Store, remove, sealed_record
 from tests.figures.builders import sample as decoded
 from tests.tables.builders import seal as put
 from tests.tables.builders import start
@@ -130,14 +131,20 @@ def test_a_run_of_a_multirun_is_one_line(tmp_path, capsys) -> None:
         assert "done" not in said.err
 
 
-def test_removed_runs_are_gone_and_runs_in_use_stay(command, tmp_path) -> None:
+def test_removed_runs_are_gone_and_runs_in_use_stay(command, tmp_path, monkeypatch) -> None:
     store = Store(tmp_path / "runs")
     one, other = (spec(seed=seed) for seed in (0, 1))
     with store.open(one), store.open(other):
         assert "being written by process" in command("runs rm", one.short, code=2)
     command("runs rm", one.short, "nothing", code=2)
     assert store.path(one).is_dir()
-    command("runs rm", one.short)
+    folders, held = store.folders(), []
+    with monkeypatch.context() as patch:
+        look = Mock(side_effect=lambda _: held.append([(f / LOCK).stat().st_size for f in folders]))
+        patch.setattr("dllm_bench.store.store.remove_folder", look)
+        remove(folders)
+    assert [sizes.count(0) for sizes in held] == [1, 1], "one lock, so one open file, at a time"
+    command("runs rm", one.identity_hash, one.short[:9])
     assert [entry.spec for entry in store.entries()] == [other]
 
 

@@ -6,6 +6,7 @@ import io
 import lzma
 import tarfile
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run
 from dllm_bench.store import archive
-from dllm_bench.store.store import RECORD, Store
+from dllm_bench.store.store import RECORD, SAMPLES, Store, read_samples
 from tests.resume import fakes
 
 SPEC_3 = fakes.spec(3)
@@ -112,6 +113,16 @@ def test_an_archive_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "theirs" / "runs.tar.xz").symlink_to(tmp_path / "runs.tar.xz")
     with pytest.raises(DllmBenchError, match="is a link"):
         Store(tmp_path / "theirs" / "runs").folders()
+
+
+def test_a_run_of_an_archive_with_samples_goes_on(tmp_path: Path) -> None:
+    store = Store(tmp_path / "made" / "runs")
+    run(SPEC_3, store=store, deps=fakes.deps())
+    files = {f"runs/{SPEC_3.folder}/{name}": name for name in (RECORD, SAMPLES)}
+    stored = ((name, (store.path(SPEC_3) / file).read_bytes()) for name, file in files.items())
+    theirs = store_of(tmp_path, packed(*(member(*one) for one in stored)))
+    record = run(replace(SPEC_3, limit=5), store=theirs, deps=fakes.deps())
+    assert record.items == len(read_samples(theirs.path(SPEC_3))) == 5
 
 
 def test_a_run_of_an_archive_has_no_folder_that_could_be_removed(tmp_path, command) -> None:

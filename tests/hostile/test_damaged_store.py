@@ -15,6 +15,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs import rescore
 from dllm_bench.runs.runner import run
 from dllm_bench.store.lock import Lock
+from dllm_bench.store.record import WARNING, Session
 from dllm_bench.store.store import (
     ASIDE,
     LOCK,
@@ -28,6 +29,7 @@ from dllm_bench.store.store import (
     read_head,
     read_record,
     read_samples,
+    read_sessions,
     verify,
 )
 from dllm_bench.tables.plan import look_up
@@ -155,11 +157,13 @@ def test_status_names_damaged_runs_and_lists_the_others(store, command) -> None:
         if name != RECORD:
             (folder / RECORD).unlink()
         (folder / name).write_bytes(b"\xff\xfe" + (folder / name).read_bytes())
+    (store.path(SPEC_N).parent / "another-0123456789").symlink_to(folder)
     for words, code in (("runs verify", 1), ("status", 0)):
         text = command(words, code=code)
         for n in (5, 6, 7):
             assert str(store.path(fakes.spec(n))) in text, words
         assert "Traceback" not in text
+    assert "hardware.name" not in text, "a setting that all readable runs share"
     rows = {line.split()[0]: line for line in text.splitlines() if line}
     assert f" {RunState.SEALED.value} " in rows[SPEC_N.short]
     assert all(" damaged " in rows[fakes.spec(n).short] for n in (5, 6, 7))
@@ -191,6 +195,9 @@ def test_a_damaged_session_keeps_the_numbers_of_the_others(store: Store) -> None
     with store.open(SPEC_N) as opened:
         assert [s.environment for s in opened.sessions] == [{}]
         assert opened.begin(opened.sessions[0]) == 1
+        warned = Session(1.0, 2, {WARNING: "by design"})
+        assert store.share(SPEC_N, 1, session=1).begin(warned) == 1
+    assert read_sessions(folder)[0][1] == warned, "of the process that decoded"
 
 
 # --- the lock ------------------------------------------------------------------------------------
