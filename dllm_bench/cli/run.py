@@ -23,6 +23,7 @@ from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import memory_bytes, model_here, model_spec, resolve_hardware
 from dllm_bench.store.lock import BusyError
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
+from dllm_bench.store.seal import first_items
 from dllm_bench.store.spec import RunSpec, differing_settings
 from dllm_bench.store.store import Store
 
@@ -97,12 +98,12 @@ def make_with_slurm(changes: Sequence[str]) -> None:
         show_error("hardware=auto means this machine's; choose hardware=… where the nodes differ")
     store = store_of(_for_slurm[0])
     specs = [RunSpec.from_config(config) for config in _for_slurm]
-    before = [store.record(spec) for spec in specs]
+    before = [look_up((), spec, store).record for spec in specs]
     by_items = sorted(specs, key=lambda spec: spec.limit or math.inf)
     runs = {spec.folder: look_up((), spec, store) for spec in by_items}
     _failed.extend(submit(list(runs.values()), store, changes, wait=True))
     for spec, known in zip(specs, before, strict=True):
-        if record := store.record(spec):
+        if record := look_up((), spec, store).record:
             show_record(record, known, store, brief=True)
 
 
@@ -149,7 +150,7 @@ def measure(config: RunConfig, brief: bool) -> None:
     record = run_spec(spec, store=store, progress=RunProgress(ends_with_line=not brief))
     if config.retry_errors and JUDGE_ERROR in record.verdicts:
         entry = store.find(spec.identity_hash)
-        record = rescore.rescore(entry, dict(spec.benchmark)).record
+        record = first_items(rescore.rescore(entry, dict(spec.benchmark)).record, spec.limit)
     show_record(record, known, store, brief)
 
 

@@ -130,6 +130,11 @@ def submit(
         settings["dependency"] = f"afterok:{':'.join(after)}"
     start = {"slurm_max_num_timeout": settings.pop("max_num_timeout", 0), "slurm_python": PYTHON}
     named = {k if k in SHARED else f"slurm_{k}": v for k, v in settings.items() if v is not None}
+    runs = {
+        what: (job.spec.identity_hash, record_fingerprint(Path(store.root) / what))
+        for what, job in jobs.items()
+        if isinstance(job, SlurmRun)
+    }
     try:
         executor = submitit.AutoExecutor(store.root.parent / ".launch/%j", cluster, **start)
         executor.update_parameters(**named)
@@ -143,9 +148,9 @@ def submit(
             "SLURM, --run and hydra/launcher=local run here."
         ) from error
     tickets = list[JobTicket]()
-    for (what, job), its in zip(jobs.items(), sent, strict=True):
-        run_hash = job.spec.identity_hash if isinstance(job, SlurmRun) else ""
-        tickets.append(JobTicket(run_hash, what, its.job_id, str(its.paths.stderr)))
+    for what, its in zip(jobs, sent, strict=True):
+        run_hash, before = runs.get(what, ("", []))
+        tickets.append(JobTicket(run_hash, what, its.job_id, str(its.paths.stderr), before))
     record_tickets(store, tickets)
     return sent
 
@@ -171,6 +176,9 @@ class JobTicket:
     what: str  # folder of the run, or the command
     job: str  # SLURM's id
     log: str  # path of the job's log
+    before: list[int] = field(default_factory=list)
+    """Fingerprint of the record, of fewer items, that the run had when its job was sent; empty
+    without one."""
 
 
 def tickets_file(store: Store) -> Path:
@@ -269,8 +277,9 @@ def job_lines(store: Store) -> Iterator[str]:
 
 
 def is_unsealed(store: Store, ticket: JobTicket) -> bool:
-    """Return whether the ticket is of a run that is not complete."""
-    return bool(ticket.run) and not record_fingerprint(Path(store.root) / ticket.what)
+    """Return whether the ticket is of a run that was not sealed since its job was sent."""
+    known = ([], ticket.before)
+    return bool(ticket.run) and record_fingerprint(Path(store.root) / ticket.what) in known
 
 
 def wait_for_jobs(store: Store, wanted: Container[str] = ()) -> list[str]:
@@ -280,27 +289,29 @@ def wait_for_jobs(store: Store, wanted: Container[str] = ()) -> list[str]:
     wanted: hashes of runs that count even if their jobs were over before.
     """
     jobs = SlurmJobs.of(store)
-    waiting = [key for key in jobs.tickets if key in wanted or jobs.is_active(key)]
+    unknown = jobs.queued is None
+    waiting = [key for key in jobs.tickets if unknown or key in wanted or jobs.is_active(key)]
     failed = list[str]()
     with ManyRunsProgress(len(waiting)) as progress:
         while waiting:
+            if jobs.queued is None:
+                raise DllmBenchError(
+                    "SLURM does not answer (squeue); its jobs continue, `dllm-bench status` shows "
+                    "them."
+                )
             over = [key for key in waiting if not jobs.is_active(key)]
             waiting = [key for key in waiting if jobs.is_active(key)]
             for key in over:
-                ticket = jobs.tickets[key]
-                why = jobs.remark(key)[1] if is_unsealed(store, ticket) else ""
-                progress.end(ticket.what, why or "done")
-                failed += [f"{ticket.what}: {why}"] if why else []
+                ticket, remark = jobs.tickets[key], jobs.remark(key)[1]
+                is_failed = is_unsealed(store, ticket)
+                # whether a command has succeeded, its log alone says
+                progress.end(ticket.what, remark if is_failed or not ticket.run else "done")
+                failed += [f"{ticket.what}: {remark}"] if is_failed else []
             for key in waiting:
                 progress.update(jobs.tickets[key].what, how_far(store, jobs, key))
             time.sleep(POLL_S if waiting else 0)
             jobs = SlurmJobs.of(store)
             end_impossible(jobs)
-            if waiting and jobs.queued is None:
-                raise DllmBenchError(
-                    "SLURM does not answer (squeue); its jobs continue, `dllm-bench status` shows "
-                    "them."
-                )
     return failed
 
 

@@ -54,6 +54,7 @@ def test_a_run_seals_within_the_limit_and_grades_again(monkeypatch, tmp_path, co
     assert "judge_error 1" in shown and "n = 1, 1 not graded)" in shown
     monkeypatch.undo()
     assert "judge_error 1" in command(RUN)
+    assert "n = 1)" in command(f"{RUN} --retry-errors limit=1"), "of the items that were asked for"
     assert "judge_error" not in command(f"{RUN} --retry-errors")
     assert "not graded" not in command(RUN)
 

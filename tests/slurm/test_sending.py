@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from dllm_bench.launch.slurm import PackedJob, SlurmCommand, SlurmRun, resources
 from dllm_bench.paths import options
 from dllm_bench.runs.runner import run
 from dllm_bench.store.groups import Hardware, RunConfig
-from dllm_bench.store.store import RunState, Store
+from dllm_bench.store.store import RECORD, RunState, Store
 from dllm_bench.tables.fill import send, training
 from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, distinct_runs, with_job
 from tests.resume import fakes
@@ -109,7 +110,8 @@ def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
     store, specs = Store(tmp_path / "runs"), [fakes.spec(3), fakes.spec(4)]
     waiting = {store.path(s).relative_to(store.root).as_posix(): SlurmRun(s, store) for s in specs}
     submit(waiting, store=store, hardware=CPU)
-    cluster.says("1_0 RUNNING", "1_1 PENDING")
+    submit(VERSION, store=store, hardware=CPU)
+    cluster.says("1_0 RUNNING", "1_1 PENDING", "2 RUNNING")
     steps = iter(range(9))
 
     class Watching(slurm.ManyRunsProgress):
@@ -122,8 +124,15 @@ def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
     monkeypatch.setattr(slurm, "ManyRunsProgress", Watching)
     failed = slurm.wait_for_jobs(store)
     assert len(failed) == 1 and re.search(r"its job 1_1 is over, log: .*1_1", failed[0])
-    assert re.search(r"\[1/2\] .*: done", capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert re.search(r"\[1/3\] .*: done", said) and re.search(r"a: its job 2 is over, log: ", said)
+    more = SlurmRun(replace(specs[0], limit=5), store)
+    submit({next(iter(waiting)): more}, store=store, hardware=CPU)
+    asked = {more.spec.identity_hash}
+    assert "job 3 is over" in slurm.wait_for_jobs(store, asked)[0], "sealed with fewer items"
     (cluster.folder / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(DllmBenchError, match="SLURM does not answer"):
+        slurm.wait_for_jobs(store, asked)
     asked = PlannedRun((), CellState.PARTIAL, "", "half", specs[1])
     told = with_job(asked, slurm.SlurmJobs.of(store))
     assert told.state is CellState.PARTIAL and "log of job 1_1" in told.reason, "SLURM is silent"
@@ -223,6 +232,13 @@ def test_a_multirun_is_sent_like_a_table_s_runs(cluster, tmp_path, command) -> N
     cluster.says("1_0 PENDING", "1_1 RUNNING")
     shown = command("status")
     assert "job 1_0 is pending" in shown and "job 1_1 is running" in shown
+    cluster.says()
+    store = Store(tmp_path / "runs")
+    folder = store.root / slurm.read_tickets(store)[0].what
+    folder.mkdir(parents=True)
+    (folder / RECORD).write_text("damaged")
+    said = command(f"run -m {swept} {settings} {launcher}", code=2, here=False)
+    assert "submitted 2 runs as one array, job 2" in said
 
 
 REFUSED = {
