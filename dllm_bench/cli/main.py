@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dllm_bench import __version__
 from dllm_bench.core.errors import DllmBenchError
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         show_error("\ndllm-bench: stopped; run the same command again to continue.")
         return 130
     except BrokenPipeError:
+        if not is_closed(sys.stdout):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -71,6 +74,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             "space, or name another folder with --results, and run the same command again."
         )
         return 2
+
+
+def is_closed(stream: TextIO) -> bool:
+    """Return whether nobody reads the pipe that is written to any more."""
+    watched = select.poll()
+    watched.register(stream, 0)
+    return bool(watched.poll(0))
 
 
 def choices_lines() -> Iterator[str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -254,6 +255,8 @@ class _WorkerPool:
     def work(self, waiting: list[tuple[RunSpec, ...]]) -> None:
         """Make all these runs."""
         self.waiting = list(waiting)
+        list(self.workers.messages(0))  # notices those that ended while they were idle
+        self.idle = [worker for worker in self.idle if not worker.pipe.closed]
         if self.jobs == 1 or (len(waiting) == 1 and not self.idle):
             self._work_here()
         while self.waiting and len(self.current) < self.jobs:
@@ -279,7 +282,8 @@ class _WorkerPool:
             self.idle.append(worker)
             return
         self.current[worker] = take_next(self.waiting, previous)
-        worker.pipe.send(RunJob(self.current[worker], self.store, self.deps))
+        with suppress(ConnectionError):  # it has just ended: `messages` reports that
+            worker.pipe.send(RunJob(self.current[worker], self.store, self.deps))
 
     def _handle(self, worker: Worker, message: object) -> None:
         """Handle a message: a line of progress, outcomes, or the death of the worker (out of

@@ -206,7 +206,8 @@ def _make(processes: Sequence[RunProcess], observer: Observer) -> None:
             watch = _Watch(workers, observer)
             watch.start([replace(one, session=session, zero_s=zero_s) for one in processes])
             watch.until(DECODED, times=replicas)
-        workers.started[0].pipe.send("seal")
+        with suppress(ConnectionError):  # it has just ended: the next line explains it
+            workers.started[0].pipe.send("seal")
         watch.until(SEALED)
 
 

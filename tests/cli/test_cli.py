@@ -134,6 +134,13 @@ def test_a_closed_pipe_ends_the_print_of_defaults_in_silence(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_closed_pipe_to_a_worker_is_no_success(monkeypatch) -> None:
+    broken = Mock(side_effect=BrokenPipeError)
+    monkeypatch.setattr("dllm_bench.cli.main.imported", lambda name: broken)
+    with pytest.raises(BrokenPipeError):
+        main(["run"])
+
+
 def test_an_estimate_names_cost_and_memory_and_runs_nothing(command, tmp_path) -> None:
     said = command("run --estimate decoder=lopa hardware=cpu limit=10")
     cost, memory = said.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -141,6 +142,9 @@ def test_all_runs_have_a_number_of_items_before_any_has_more(jobs: int, tmp_path
     def after(items: int) -> None:
         records = [store.largest_record(spec) for spec in specs]
         seen.append((items, [record.items if record else 0 for record in records]))
+        for idle in multiprocessing.active_children():  # another takes the place of each
+            idle.kill()
+            idle.join()
 
     outcomes = run_all(specs, store=store, jobs=jobs, stages=(3, 6), after=after, deps=fakes.deps())
     assert not any(outcome.error for outcome in outcomes)
