@@ -236,7 +236,7 @@ class EvalPlusBenchmark(BenchmarkSettings, ItemsBenchmark):
             yield json.dumps({"task_id": problem["task_id"], "solution": program}) + "\n"
 
     def _grade(self, problem: Item, text: str) -> SampleScore:
-        if not text.strip():
+        if not cut_at_stop(text, self.stops).strip():
             return SampleScore(0.0, "empty", dict.fromkeys(STAGES, 0.0))
         try:
             program = self.program(problem, text)

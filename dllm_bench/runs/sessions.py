@@ -256,7 +256,8 @@ class ServedRunSession(runner.RunSession):
 
     def _check_server(self, server: Mapping[str, Any]) -> None:
         """Refuse to resume on another server, as far as servers describe themselves."""
-        earlier = [session.environment.get("server") for session in self.opened.sessions]
+        known = (session.environment.get("server") for session in self.opened.sessions)
+        earlier = [one for one in known if one is not None]  # a damaged session has none
         if earlier and earlier[-1] != server:
             raise DllmBenchError(
                 f"{self.opened.folder} was begun on a server that described itself as "

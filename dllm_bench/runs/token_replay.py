@@ -33,6 +33,7 @@ from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import read_logits, top1
 from dllm_bench.runs.dependencies import REAL, Dependencies
+from dllm_bench.runs.runner import ready
 from dllm_bench.store.archive import REPLAYS as FILE
 from dllm_bench.store.files import write_atomic
 from dllm_bench.store.spec import RunSpec
@@ -187,7 +188,9 @@ def record_replays(spec: RunSpec, store: Store, samples: int, deps: Dependencies
     loaded = deps.model(spec)
     requests = islice(deps.benchmark(spec).requests(loaded.encode), samples)
     replays = [
-        replay(decoder, loaded.denoiser, request, stored[request.id].ids)
+        replay(
+            decoder, loaded.denoiser, ready(spec, decoder, loaded, request), stored[request.id].ids
+        )
         for request in requests
         if request.id in stored
     ]

@@ -26,7 +26,7 @@ from dllm_bench.site.texts import TextSource
 from dllm_bench.store import inputs
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import Store, read_samples
+from dllm_bench.store.store import SESSIONS, Store, read_samples
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import CellState, Planner
@@ -203,6 +203,8 @@ def test_a_run_is_of_one_server(tmp_path: Path) -> None:
         attempt("vllm", answer, answer, answer, Reply(status=500))
     with pytest.raises(DllmBenchError, match=r"vllm.*but this one is .*sglang.*model.engine"):
         attempt("sglang", answer)
+    (sessions_file,) = tmp_path.glob(f"**/{SESSIONS}")
+    sessions_file.write_text(f"{sessions_file.read_text()}a damaged line\n")
     assert len(attempt("vllm", answer).columns["id"]) == 3
 
 

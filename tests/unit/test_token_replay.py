@@ -15,6 +15,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.runs import token_replay
+from dllm_bench.runs.runner import ready
 from dllm_bench.runs.token_replay import TokenReplay
 from dllm_bench.store.inputs import decoder_of
 from dllm_bench.store.store import SAMPLES, Store
@@ -116,6 +117,12 @@ def test_what_is_written_is_read(tmp_path, vanilla, model) -> None:
     assert found.id == REQUEST.id
     np.testing.assert_array_equal(found.chance_SP, again.chance_SP)
     np.testing.assert_array_equal(found.found_SP, again.found_SP)
+
+
+def test_a_decoder_that_draws_has_the_random_numbers_of_the_run(tmp_path, model) -> None:
+    own = decoder("decoder=diffucoder")
+    drawn = own.generate(model, ready(SPEC, own, SimpleNamespace(denoiser=model), REQUEST))
+    assert recorded(own, model, store_of(tmp_path, drawn)).is_file()
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,10 @@ def test_verdicts_of_answers() -> None:
 
 def test_verdicts_of_programs_and_stages() -> None:
     """A timeout is not a failure and does not affect other programs; plus requires base."""
-    benchmark = evalplus_benchmark("minicode", limit=6)
+    benchmark = evalplus_benchmark("minicode", limit=7, stop=("\ndef ",))
     texts = gold(benchmark)
     bodies = [
+        "\ndef begins_with_a_stop_string(): return (\n",
         "    while True: pass\n",
         "    import os; os._exit(0)\n",
         "    return bytearray(8 << 30)\n",
@@ -106,7 +107,7 @@ def test_verdicts_of_programs_and_stages() -> None:
     ]
     scores = benchmark.score(texts | dict(zip(texts, bodies, strict=False)))
     verdicts = [scores[name].verdict for name in texts]
-    assert verdicts == ["timeout", "wrong", "memory", "wrong", "empty", "correct"]
+    assert verdicts == ["empty", "timeout", "wrong", "memory", "wrong", "empty", "correct"]
 
 
 @pytest.mark.parametrize(
