@@ -278,8 +278,8 @@ def job_lines(store: Store) -> Iterator[str]:
 
 def is_unsealed(store: Store, ticket: JobTicket) -> bool:
     """Return whether the ticket is of a run that was not sealed since its job was sent."""
-    known = ([], ticket.before)
-    return bool(ticket.run) and record_fingerprint(Path(store.root) / ticket.what) in known
+    folder = Path(store.root) / ticket.what
+    return bool(ticket.run) and record_fingerprint(folder) in ([], ticket.before)
 
 
 def wait_for_jobs(store: Store, wanted: Container[str] = ()) -> list[str]:

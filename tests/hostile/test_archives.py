@@ -14,7 +14,7 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run
 from dllm_bench.store import archive
-from dllm_bench.store.store import RECORD, SAMPLES, Store, read_samples
+from dllm_bench.store.store import RECORD, SAMPLES, Store
 from tests.resume import fakes
 
 SPEC_3 = fakes.spec(3)
@@ -115,20 +115,13 @@ def test_an_archive_that_is_a_link_is_refused(tmp_path: Path) -> None:
         Store(tmp_path / "theirs" / "runs").folders()
 
 
-def test_a_run_of_an_archive_with_samples_goes_on(tmp_path: Path) -> None:
-    store = Store(tmp_path / "made" / "runs")
-    run(SPEC_3, store=store, deps=fakes.deps())
-    files = {f"runs/{SPEC_3.folder}/{name}": name for name in (RECORD, SAMPLES)}
-    stored = ((name, (store.path(SPEC_3) / file).read_bytes()) for name, file in files.items())
-    theirs = store_of(tmp_path, packed(*(member(*one) for one in stored)))
-    record = run(replace(SPEC_3, limit=5), store=theirs, deps=fakes.deps())
-    assert record.items == len(read_samples(theirs.path(SPEC_3))) == 5
-
-
-def test_a_run_of_an_archive_has_no_folder_that_could_be_removed(tmp_path, command) -> None:
+def test_a_run_of_an_archive_has_no_folder_to_remove_until_it_goes_on(tmp_path, command) -> None:
     store = Store(tmp_path / "made" / "runs")
     record = run(SPEC_3, store=store, deps=fakes.deps())
-    text = (store.path(SPEC_3) / RECORD).read_bytes()
-    theirs = store_of(tmp_path, packed(member(f"runs/{SPEC_3.folder}/record.json", text)))
+    files = {name: (store.path(SPEC_3) / name).read_bytes() for name in (RECORD, SAMPLES)}
+    stored = (member(f"runs/{SPEC_3.folder}/{name}", content) for name, content in files.items())
+    theirs = store_of(tmp_path, packed(*stored))
     assert [one.identity_hash for one in theirs.records()] == [record.identity_hash]
     assert "read-only archive" in command("runs rm", SPEC_3.short, code=2)
+    assert run(replace(SPEC_3, limit=5), store=theirs, deps=fakes.deps()).items == 5
+    command("runs rm", SPEC_3.short)

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch import workers
+from dllm_bench.launch import local, processes, workers
 from dllm_bench.launch.local import groups, run_all, take_next
 from dllm_bench.runs import progress
 from dllm_bench.runs.runner import run, run_in_turns
@@ -98,6 +98,22 @@ def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
     assert not any(map(alive, pids)), "a worker still holds its run's lock"
     with Store(tmp_path / "runs").open(fakes.spec(9)) as opened:
         assert list(opened.samples) == ["item-0", "item-1", "item-2"]
+
+
+@pytest.mark.exhaustive
+def test_a_first_process_that_ends_before_it_seals_is_named(tmp_path, monkeypatch) -> None:
+    whole = processes._Watch.until
+
+    def until(watch: Any, milestone: str, times: int = 1) -> None:
+        whole(watch, milestone, times)
+        first = watch.workers.started[0].process
+        first.kill()
+        first.join()
+
+    monkeypatch.setattr(processes._Watch, "until", until)
+    shared = fakes.spec(4, hardware={**fakes.spec().hardware, "replicas": 2})
+    with pytest.raises(DllmBenchError, match="Process 0 of 2 .* ended with exit code -9"):
+        local.run(shared, store=Store(tmp_path), deps=fakes.deps())
 
 
 def test_a_worker_stays_with_its_model_and_benchmark_and_takes_the_longest_run_first() -> None:
