@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def is_closed(stream: TextIO) -> bool:
-    """Return whether nobody reads the pipe that is written to any more."""
+    """Return whether the reader of a stream that is a pipe has closed it."""
     watched = select.poll()
     watched.register(stream, 0)
     return bool(watched.poll(0))
