@@ -443,15 +443,15 @@ def verify(folder: Path) -> list[str] | None:
     Returns a message per damage, none if everything is as it was written; None if it is not a run
     folder.
     """
-    found, errors = list[Any](), dict[str, None]()
+    found, damages = list[Any](), list[str]()
     for read in (read_record, read_head, StoredLines.of, read_sessions):
         try:
             found.append(read(folder))
         except DllmBenchError as error:
             found.append(None)
-            errors[str(error)] = None
+            damages.append(str(error))
     *parts, lines, sessions = found
-    parts, damages = list(filter(None, parts)), list(errors)
+    parts = list(filter(None, parts))
     lines = lines or StoredLines(folder, {}, [], {}, [])
     if not parts and not damages:
         if not lines.good:
