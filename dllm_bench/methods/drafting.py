@@ -251,9 +251,12 @@ def _of_step_profile(source: str, parse: Callable[[Any], Parsed]) -> Parsed:
 def check_step_profile(source: str, model: str) -> None:
     """Refuse a profile that was measured with a model other than `model`; one written by hand may
     name none."""
-    named = {"name": model}
-    measured = _of_step_profile(source, lambda plain: plain.get("model", named)["name"])
-    if measured != model:
+
+    def name_of(plain: Any) -> str:
+        measured_with = plain.get("model", {"name": model})
+        return str(measured_with["name"])
+
+    if (measured := _of_step_profile(source, name_of)) != model:
         raise DllmBenchError(
             f"Step profile {source!r} was measured with {measured}, but the model is "
             f"{model}; measure one with `dllm-bench train sps {model}` and name its file."
