@@ -61,11 +61,14 @@ def import_file(arguments: Namespace) -> int:
             "pip install 'dllm-bench[real]'"
         )
     source = arguments.to or f"{IMPORTED}{file.stem}"
-    from dllm_bench.models.gguf_import import import_gguf  # torch takes seconds to import
+    folder = place_of(source)
+    with explain_write_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        from dllm_bench.models.gguf_import import import_gguf  # torch takes seconds to import
 
-    import_gguf(Path(file), place_of(source))
+        import_gguf(Path(file), folder)
     question = f'dllm-bench generate {source} ar --chat "What is a prime number?"'
-    return print_written(place_of(source), question)
+    return print_written(folder, question)
 
 
 # --- export ---------------------------------------------------------------------------------------

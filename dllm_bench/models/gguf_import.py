@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ PRE_TOKENIZERS = LAYOUTS["pre_tokenizers"]
 NORMAL, CONTROL, OWN, UNUSED = 1, 3, 4, 5  # `tokenizer.ggml.token_type`
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 TOKENS = "tokenizer.ggml.tokens"
+SCALES = ("rope.scale_linear", "rope.scaling.factor")
+"""Factors by which rotary embeddings are scaled even if `rope.scaling.type` is absent."""
 Report = Callable[[str], None]
 
 
@@ -93,11 +96,12 @@ class GgufFile:
         return self.metadata[key]
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """Return a number of the metadata above zero, or the default where there is none;
+        """Return a finite number of the metadata above zero, or the default where there is none;
         DllmBenchError for anything else.
         """
         found = self.get(key) if default is None else self.metadata.get(key, default)
-        if isinstance(found, bool) or not isinstance(found, (int, float)) or not found > 0:
+        is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+        if not is_number or not 0 < found < inf:
             raise self.wrong(f"has {key} {str(found)[:80]!r}, where a number above zero is needed")
         return found
 
@@ -130,8 +134,12 @@ def read_gguf(path: Path) -> GgufFile:
     """Read the header; DllmBenchError for a file that is cut short, damaged or of another kind."""
     if not path.is_file():
         raise DllmBenchError(f"{path} is to be read as GGUF and is no file; name a .gguf file.")
-    with path.open("rb") as file:
-        return _Header(path, file.read(MAX_HEADER_BYTES)).read()
+    with (
+        library_errors_named(f"{path} cannot be read", "make it readable"),
+        path.open("rb") as file,
+    ):
+        data = file.read(MAX_HEADER_BYTES)
+    return _Header(path, data).read()
 
 
 class _Header:
@@ -252,8 +260,9 @@ class _Header:
 def import_gguf(file: Path, folder: Path, report: Report = print) -> None:
     """Write the checkpoint of a GGUF file into a new folder, and compare its logits.
 
-    DllmBenchError where the folder exists, the file is of another kind, or the logits differ from
-    those of transformers' own reader by more than `TOLERANCE` of the largest.
+    Until it is complete it has a new, hidden name. DllmBenchError where the folder exists, the file
+    is of another kind, or the logits differ from those of transformers' own reader by more than
+    `TOLERANCE` of the largest.
     """
     if folder.exists():
         raise DllmBenchError(
@@ -262,8 +271,7 @@ def import_gguf(file: Path, folder: Path, report: Report = print) -> None:
     gguf = read_gguf(file)
     config = config_of(gguf)
     names = published_names(gguf)
-    part = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    part = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}.part")
     part.mkdir(parents=True)
     try:
         _write_json(part / "config.json", config)
@@ -336,11 +344,13 @@ def _require_plain(gguf: GgufFile, kind: str) -> None:
     """Raise DllmBenchError for features that the layouts lack: experts, scaled or partial
     rotary."""
     scaling = gguf.metadata.get(f"{kind}.rope.scaling.type", "none")
+    factors = (gguf.metadata.get(f"{kind}.{key}", 1) for key in SCALES)
     rotary = gguf.metadata.get(f"{kind}.rope.dimension_count")
     key = _head_sizes(gguf, kind)[2]
     wrong = {
         "experts": bool(gguf.metadata.get(f"{kind}.expert_count")),
         f"rotary embeddings scaled by {scaling!r}": scaling != "none",
+        "rotary embeddings scaled by a factor": any(factor != 1 for factor in factors),
         "rotary embeddings of a part of each head": rotary not in (None, key),
         "scaled rotary frequencies (rope_freqs.weight)": "rope_freqs.weight" in gguf.tensors,
     }
@@ -437,10 +447,10 @@ def byte_level_tokenizer(gguf: GgufFile) -> Any:
     says."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-    pre = gguf.get("tokenizer.ggml.pre")
+    pre = str(gguf.get("tokenizer.ggml.pre"))
     if pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
-        found = f"cuts text by the pre-tokenizer {str(pre)[:40]!r}, and the import knows {known}"
+        found = f"cuts text by the pre-tokenizer {pre[:40]!r}, and the import knows {known}"
         raise gguf.wrong(found, "add its rule to pre_tokenizers of layouts.yaml")
     rule = PRE_TOKENIZERS[pre]
     tokens = gguf.texts(TOKENS)

@@ -120,12 +120,10 @@ def write_gguf(file: Path, kind: str, **changes: Any) -> tuple[Any, Any]:
         writer.add_uint32(f"{kind}.{key}", number)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    for key, text in changes.get("texts", {}).items():
-        writer.add_string(key, text)
     plain = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(plain["vocab"], key=plain["vocab"].get)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(changes.get("pre", PRES[kind]))
+    writer.add_tokenizer_pre(PRES[kind])
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in CONTROL else 1 for token in tokens])
     writer.add_token_merges([" ".join(merge) for merge in plain["merges"]])
@@ -133,6 +131,8 @@ def write_gguf(file: Path, kind: str, **changes: Any) -> tuple[Any, Any]:
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_pad_token_id(tokens.index("<|endoftext|>"))
     writer.add_chat_template(TEMPLATE)
+    for key, value in changes.get("values", {}).items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], LAYERS)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in module.state_dict().items():
@@ -184,9 +184,10 @@ def test_wrongly_ordered_rows_of_q_and_k_are_found_by_the_comparison(tmp_path, m
     monkeypatch.setattr(
         gguf_import, "_weight", lambda file, name: torch.from_numpy(file.read(name))
     )
+    (tmp_path / "model.part").mkdir()
     with pytest.raises(DllmBenchError, match="differ from those of transformers"):
         imported(tmp_path / "model.gguf", tmp_path / "model")
-    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+    assert {path.name for path in tmp_path.iterdir()} == {"model.gguf", "model.part"}
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "BF16", "F16"])
@@ -201,14 +202,19 @@ def test_values_of_a_quantised_tensor_are_those_that_were_rounded(kind, tmp_path
     assert read.shape == (4, 64) and abs(read - weight_RC).max() < 0.35
 
 
+PRE = "tokenizer.ggml.pre"
 FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "a layer too many": ({"sizes": {"block_count": 1_000_000}}, "num_hidden_layers=1000000"),
     "a wide MLP": ({"sizes": {"feed_forward_length": 2**31}}, "mis-shaped"),
     "no heads": ({"sizes": {"attention.head_count": 0}}, "above zero"),
     "heads that do not divide": ({"sizes": {"attention.head_count": 3}}, "heads"),
-    "a foreign rule": ({"pre": "tekken"}, "pre-tokenizer 'tekken'"),
+    "endless layers": ({"values": {"llama.block_count": float("inf")}}, "above zero"),
+    "a foreign rule": ({"values": {PRE: "tekken"}}, "pre-tokenizer 'tekken'"),
+    "a list of rules": ({"values": {PRE: ["smollm"]}}, "pre-tokenizer"),
     "experts": ({"sizes": {"expert_count": 8}}, "experts"),
-    "yarn": ({"texts": {"llama.rope.scaling.type": "yarn"}}, "scaled by 'yarn'"),
+    "yarn": ({"values": {"llama.rope.scaling.type": "yarn"}}, "scaled by 'yarn'"),
+    "a linear scale": ({"values": {"llama.rope.scale_linear": 4.0}}, "scaled by a factor"),
+    "a scale without type": ({"values": {"llama.rope.scaling.factor": 2.0}}, "scaled by a factor"),
     "scaled frequencies": ({"more": {"rope_freqs.weight": torch.ones(8)}}, "rope_freqs"),
     "a tensor more": ({"more": {"v.blk.0.ln1.weight": torch.ones(8)}}, "does not know"),
 }
@@ -297,6 +303,9 @@ def test_the_command_names_what_is_wrong(tmp_path, command) -> None:
     write_gguf(file, "llama")
     exists = "exists and is to be written; name another folder"
     assert exists in command(words, code=2, here=False)
+    for place in (file / "x", "/proc/nope/x"):
+        told = command(f"import gguf {file} --to {place}", code=2, here=False)
+        assert f"{place} could not be written" in told
 
 
 @pytest.mark.drill  # ten minutes on one core
