@@ -31,20 +31,19 @@ FORMS = ("parquet", "csv", "hf-dataset", "lm-eval", "aup", "hub", "eee")
 
 
 def prefetch_models(arguments: Namespace) -> int:
-    """Download or verify; with --verify, 1 if a file is missing or damaged."""
-    named = [compose([as_model(name)])["model"] for name in arguments.models]
+    """Download or verify; with --verify, 1 if a model or a file is missing or damaged."""
+    specs = [model_spec(compose([as_model(name)])["model"]) for name in arguments.models]
     from dllm_bench.models.sources import MANIFEST, prefetch, verify_manifest
 
     cache = (arguments.to or hub_cache()).expanduser().absolute()
     if arguments.verify:
-        results = list(verify_manifest(cache))
+        results = list(verify_manifest(cache, specs))
         print_lines(
             f"{'no' if bad else 'ok'}  {source}  {'; '.join(bad)}" for source, bad in results
         )
         return 1 if any(problems for _, problems in results) else 0
     if not arguments.models:
         raise DllmBenchError("prefetch needs the names of models, as in model=NAME, or --verify.")
-    specs = [model_spec(model) for model in named]
     for source, folder in prefetch(specs, cache):
         show(f"{source}: {folder or 'not on the hub, nothing to fetch'}")
     if (manifest := cache / MANIFEST).is_file():

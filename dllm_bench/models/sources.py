@@ -117,16 +117,17 @@ def snapshot_commit(folder: Path) -> str | None:
 # --- what its folder holds -----------------------------------------------------------------------
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; DllmBenchError where it is missing or is no JSON object."""
+def read_json(path: Path, todo: str = "fetch it again") -> dict[str, Any]:
+    """Return the JSON object in a file; DllmBenchError, which says what to do, where it is missing
+    or is no JSON object."""
     require_file(path)
     require_regular(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DllmBenchError(f"{path} is not valid JSON ({error}); fetch it again.") from None
+        raise DllmBenchError(f"{path} is not valid JSON ({error}); {todo}.") from None
     if not isinstance(content, dict):
-        raise DllmBenchError(f"{path} is not a JSON object; fetch it again.")
+        raise DllmBenchError(f"{path} is not a JSON object; {todo}.")
     return content
 
 
@@ -147,7 +148,8 @@ def adapted_model(folder: Path) -> str | None:
     """Return the checkpoint that a LoRA adapter was trained on, as its config names it (a folder or
     a hub id); None if it names none.
     """
-    return read_json(folder / LORA_CONFIG).get("base_model_name_or_path") or None
+    base = read_json(folder / LORA_CONFIG).get("base_model_name_or_path")
+    return base if base and isinstance(base, str) else None
 
 
 def published_config(folder: Path) -> dict[str, Any]:
@@ -170,7 +172,8 @@ def require_adapter(what: str, published: Mapping[str, Any]) -> str:
     """
     if name := recognised_adapter(published):
         return name
-    made = ", ".join(map(str, published.get("architectures") or ())) or "of no named class"
+    classes = published.get("architectures") or "of no named class"
+    made = ", ".join(map(str, classes)) if isinstance(classes, list) else classes
     raise DllmBenchError(
         f"{what} has model_type {published.get('model_type')!r} ({made}), which no adapter reads "
         f"(there are {', '.join(ADAPTERS)}); load it with its own code and pass it to "
@@ -386,7 +389,9 @@ def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Pat
         weight_files(folder, LORA_STEM if is_lora else "model")
         manifest[source] = manifest_entry(folder, cache)
         cache.mkdir(parents=True, exist_ok=True)
-        (cache / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        part = cache / f"{MANIFEST}.part"
+        part.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        part.replace(cache / MANIFEST)
         yield source, folder
 
 
@@ -415,9 +420,10 @@ def manifest_entry(folder: Path, cache: Path) -> Manifest:
 def read_manifest(cache: Path) -> Manifest:
     """Return the manifest of a cache; {} if it has none."""
     file = cache / MANIFEST
-    manifest = read_json(file) if file.is_file() else {}
+    again = "remove it, and run dllm-bench prefetch for its models again"
+    manifest = read_json(file, again) if file.is_file() else {}
     if not all(is_manifest_entry(entry) for entry in manifest.values()):
-        raise DllmBenchError(f"{file} is no list of files with hashes; run dllm-bench prefetch.")
+        raise DllmBenchError(f"{file} is no list of files with hashes; {again}.")
     return manifest
 
 
@@ -444,12 +450,19 @@ def manifest_problems(cache: Path, entry: Manifest) -> list[str]:
     return problems
 
 
-def verify_manifest(cache: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield (source, its problems) for every source in the manifest of a cache."""
+def verify_manifest(
+    cache: Path, specs: Iterable[ModelSpec] = ()
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield (source, its problems) for what these models need of the hub, or without models for
+    every source in the manifest of a cache."""
     manifest = read_manifest(cache)
     if not manifest:
         raise DllmBenchError(
             f"{cache} holds no {MANIFEST}; name the folder that dllm-bench prefetch filled."
         )
-    for source, entry in sorted(manifest.items()):
-        yield source, manifest_problems(cache, entry)
+    named = [source for source, *_ in checkpoint_sources(specs)]
+    for source in named or sorted(manifest):
+        if source in manifest:
+            yield source, manifest_problems(cache, manifest[source])
+        elif is_hub_id(source):
+            yield source, ["is not in the manifest"]

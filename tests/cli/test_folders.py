@@ -41,7 +41,9 @@ def test_the_folder_of_a_lora_adapter_is_the_model_it_adapts(folder: Path, tmp_p
     assert named["model"]["name"] == "d2f-dream-base"
     absent = '{"base_model_name_or_path": "owner/base"}'
     told = f"adapter of 'owner/base', which was not .*model.lora={adapter}"
-    for text, words in (("{}", "holds a LoRA adapter"), (absent, told)):
+    listed = '{"base_model_name_or_path": ["x"]}'
+    none = "holds a LoRA adapter.*model=BASE"
+    for text, words in (("{}", none), (listed, none), (absent, told)):
         (adapter / "adapter_config.json").write_text(text)
         with pytest.raises(DllmBenchError, match=words):
             compose([f"model='{adapter}'"])
@@ -55,7 +57,7 @@ def test_the_folder_of_a_lora_adapter_is_the_model_it_adapts(folder: Path, tmp_p
         ("config.json", "holds no config.json"),
         ("mask", "model.mask_token=TEXT"),
         ("template", "model.chat=false"),
-        ("adapter", "no adapter reads"),
+        ("adapter", r"\(5\), which no adapter reads"),
     ],
 )
 def test_what_a_folder_lacks_is_said(folder: Path, missing: str, words: str) -> None:
@@ -68,7 +70,7 @@ def test_what_a_folder_lacks_is_said(folder: Path, missing: str, words: str) -> 
         change("config.json", mask_token_id=None)
         change("tokenizer_config.json", mask_token=None)
     elif missing == "adapter":
-        change("config.json", model_type="gpt2", architectures=["GPT2LMHeadModel"])
+        change("config.json", model_type="gpt2", architectures=5)
     elif missing != "template":
         (folder / missing).unlink()
     with pytest.raises(DllmBenchError, match=words):

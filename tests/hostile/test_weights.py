@@ -235,6 +235,9 @@ def test_doctor_compares_files_with_the_manifest(tmp_path, monkeypatch) -> None:
     swap(NAME.replace("layers.1", "layers.0"))(folder)
     mark, _, text = line()
     assert mark == doctor_torch.REQUIRED_MISSING and "model.safetensors has other content" in text
-    (tmp_path / sources.MANIFEST).write_text('{"tiny": {"files": [5]}}')
-    with pytest.raises(DllmBenchError, match="no list of files with hashes"):
-        sources.read_manifest(tmp_path)
+    again = "remove it, and run dllm-bench prefetch"
+    wrong = '{"tiny": {"files": [5]}}'
+    for content, words in ((wrong, "no list of files"), ("{", "not valid JSON")):
+        (tmp_path / sources.MANIFEST).write_text(content)
+        with pytest.raises(DllmBenchError, match=f"{words}.*{again}"):
+            sources.read_manifest(tmp_path)
