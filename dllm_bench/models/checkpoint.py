@@ -24,6 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dllm_bench.core.declared import fits, refusal
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import CheckpointLayout, PublishedTensor, Shapes, unsupported, value
 from dllm_bench.models.sources import LORA_CONFIG, LORA_STEM, first_names, read_json, weight_files
@@ -247,7 +248,10 @@ def read_lora(folder: Path) -> LoraAdapter:
             f"ignore; merge it with peft and load the merged checkpoint."
         )
     pairs = _read_pairs(folder)
-    rank, alpha = value(config, "r", LORA_CONFIG), value(config, "lora_alpha", LORA_CONFIG)
+    for key, declared in (("r", int), ("lora_alpha", float)):
+        if not fits(value(config, key, LORA_CONFIG), declared):
+            raise refusal(str(folder / LORA_CONFIG), key, declared, config[key])
+    rank, alpha = config["r"], config["lora_alpha"]
     ranks = {size for down, up in pairs.values() for size in (down.shape[0], up.shape[1])}
     if ranks != {rank}:
         raise DllmBenchError(
@@ -274,7 +278,8 @@ def _read_pairs(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
         sides.setdefault(f"{match['module']}.weight", {})[match["side"]] = require_finite(
             key, weights.read(key)
         )
-    unpaired |= {name for name, pair in sides.items() if len(pair) != 2}
+    matrices = {name: sum(side.ndim == 2 for side in pair.values()) for name, pair in sides.items()}
+    unpaired |= {name for name, count in matrices.items() if count != 2}
     if unpaired:
         raise DllmBenchError(
             f"The LoRA adapter in {folder} has tensors that are no LoRA pair "
