@@ -33,7 +33,6 @@ def given_fields(arguments: Namespace, job: Any) -> dict[str, Any]:
 def train_filter(arguments: Namespace) -> int:
     """Train a filter on a model's own traces, or only collect these."""
     config = compose([f"model={arguments.model}"])
-    from dllm_bench.models.filters import FilterMetadata, convert_filter
     from dllm_bench.training import filters
 
     job = filters.FilterJob(**given_fields(arguments, filters.FilterJob))
@@ -41,13 +40,10 @@ def train_filter(arguments: Namespace) -> int:
     if arguments.collect_only:
         source, _ = filters.traces_of(job, model, folder / "traces")
         return print_lines([f"written: {source.file(folder / 'traces')}"])
-    out = arguments.out or folder / "filters" / job.name(model.name)
     if arguments.source:
-        hashes = inputs.model_hashes(model)
-        weights, tokenizer = hashes["weights"], hashes.get("tokenizer", "")
-        facts = FilterMetadata(model=model.name, weights=weights, tokenizer=tokenizer)
-        convert_filter(arguments.source, out, facts)
+        out = filters.convert(arguments.source, model, folder / "filters", arguments.out)
     else:
+        out = arguments.out or folder / "filters" / job.name(model.name)
         filters.train(job, model, out, folder / "traces")
     return print_written(out, f"decoder=learn2pd {filters.SOURCE}={out}")
 

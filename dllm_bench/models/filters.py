@@ -9,7 +9,6 @@ It is trained in `training/filters.py` and used in `methods/learn2pd.py`.
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
@@ -18,13 +17,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.checkpoint import require_finite
 from dllm_bench.models.sources import digest, require_sha256
+from dllm_bench.models.text import library_errors_named
 from dllm_bench.paths import ASSETS, place_of
 from dllm_bench.registry import register
 
@@ -127,39 +127,33 @@ def filter_file(source: str) -> Path:
     )
 
 
-def save_filter(
-    folder: Path, tensors: Mapping[str, Tensor], metadata: FilterMetadata
-) -> LearnedFilter:
-    """Write a filter into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+def filter_bytes(tensors: Mapping[str, Tensor], metadata: FilterMetadata) -> bytes:
+    """Return the content of a filter's file."""
     header = {HEADER: json.dumps(asdict(metadata), sort_keys=True)}
-    save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, folder / WEIGHTS, header)
-    return LearnedFilter(str(folder))
+    return save(
+        {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, header
+    )
 
 
-def convert_filter(file: Path, folder: Path, metadata: FilterMetadata) -> LearnedFilter:
-    """Write a filter that torch saved (`.pth`: a state dict of linear layers) into a folder.
+def read_state_dict(file: Path) -> dict[str, Tensor]:
+    """Return a filter that torch saved (`.pth`: a state dict of linear layers), by the names of a
+    filter's file.
 
     The file is read as tensors alone (weights_only), so that nothing in it is run. Layers are taken
     in the file's order, whatever they are called.
     """
-    try:
+    failed = f"{file} was to be read as a filter, and is no file of tensors alone"
+    with library_errors_named(failed, "save it with torch.save(network.state_dict(), FILE)"):
         stored = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise DllmBenchError(
-            f"{file} was to be read as a filter, and is no file of tensors alone ({reason}); save "
-            "it with torch.save(network.state_dict(), FILE)."
-        ) from None
-    tensors = stored.get("state_dict", stored) if isinstance(stored, dict) else {}
-    parts: dict[str, list[Tensor]] = {
-        part: [tensor for name, tensor in tensors.items() if name.rpartition(".")[2] == part]
-        for part in ("weight", "bias")
-    }
+        tensors = dict(stored.get("state_dict", stored))
+        parts: dict[str, list[Tensor]] = {
+            part: [tensor for name, tensor in tensors.items() if name.rpartition(".")[2] == part]
+            for part in ("weight", "bias")
+        }
     if len(tensors) != sum(map(len, parts.values())):
         raise DllmBenchError(
-            f"{file} holds {', '.join(map(str, tensors)) or type(stored).__name__}; give the state "
-            "dict of a stack of linear layers, with a weight and a bias each."
+            f"{file} holds {', '.join(tensors)}; give the state dict of a stack of linear layers, "
+            "with a weight and a bias each."
         )
     named = {
         f"{2 * number}.{part}": tensor
@@ -167,28 +161,24 @@ def convert_filter(file: Path, folder: Path, metadata: FilterMetadata) -> Learne
         for number, tensor in enumerate(layers)
     }
     _layers(file, named, torch.device("cpu"))  # raises if widths do not fit
-    return save_filter(folder, named, metadata)
+    return named
 
 
 @lru_cache(maxsize=32)
 def _read(file: Path, sha256: str, device: torch.device) -> tuple[Layers, FilterMetadata]:
     """Return the layers on a device; `sha256` tells a changed file from the one read before."""
-    try:
-        with safe_open(file, framework="pt") as handle:
-            header = (handle.metadata() or {}).get(HEADER, "{}")
-            tensors = {
-                name: require_finite(name, handle.get_tensor(name))
-                for name in handle.keys()  # noqa: SIM118
-            }
-    except SafetensorError as error:
-        raise DllmBenchError(
-            f"{file} is no safetensors file ({error}); convert the filter's weights."
-        ) from error
-    return _layers(file, tensors, device), _metadata(file, json.loads(header))
+    failed, todo = f"{file} is no safetensors file of a filter", "convert the filter's weights"
+    with library_errors_named(failed, todo), safe_open(file, framework="pt") as handle:
+        header = json.loads((handle.metadata() or {}).get(HEADER, "{}"))
+        tensors = {
+            name: require_finite(name, handle.get_tensor(name))
+            for name in handle.keys()  # noqa: SIM118
+        }
+        return _layers(file, tensors, device), _metadata(file, header)
 
 
 def _layers(file: Path, tensors: Mapping[str, Tensor], device: torch.device) -> Layers:
-    """Return layers in order; DllmBenchError where their names or widths do not fit.
+    """Return layers in order; DllmBenchError where their names, types or widths do not fit.
 
     They are numbered 0, 2, 4, … because the activations between them are counted too. The last
     layer must give as many numbers as the first one reads.
@@ -201,7 +191,16 @@ def _layers(file: Path, tensors: Mapping[str, Tensor], device: torch.device) -> 
             f"{file} holds {held}; give a filter that is a stack of linear layers 0.weight, "
             "0.bias, 2.weight, 2.bias and so on."
         )
+    if not all(isinstance(one, Tensor) and one.is_floating_point() for one in tensors.values()):
+        raise DllmBenchError(
+            f"{file} holds values that are no floating-point tensors; save them as float32."
+        )
     pairs = [(tensors[f"{n}.weight"].float(), tensors[f"{n}.bias"].float()) for n in numbers]
+    if any(weight.ndim != 2 or bias.shape != weight.shape[:1] for weight, bias in pairs):
+        raise DllmBenchError(
+            f"{file} holds a layer that is not linear; give each a weight (outputs, inputs) and a "
+            "bias (outputs)."
+        )
     widths = [pairs[0][0].shape[1], *(len(weight) for weight, _ in pairs)]
     inputs = [weight.shape[1] for weight, _ in pairs]
     if inputs != widths[:-1] or widths[0] != widths[-1]:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from safetensors import safe_open
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from dllm_bench import DECODING_VERSION
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Reads, Scores, Select
-from dllm_bench.core.declared import CheckedFields
+from dllm_bench.core.declared import CheckedFields, Range
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -42,7 +42,8 @@ from dllm_bench.methods.common import Blocks, Confidence, Eos, TopK
 from dllm_bench.methods.learn2pd import Oracle
 from dllm_bench.models import filters as filter_files
 from dllm_bench.models import load as loading
-from dllm_bench.store.files import atomic_path, is_file, make_folder
+from dllm_bench.models.text import library_errors_named
+from dllm_bench.store.files import atomic_path, is_file, stored_bytes, write_atomic
 from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.inputs import model_hashes, model_spec
 from dllm_bench.store.spec import digest, slug
@@ -80,7 +81,7 @@ class FilterJob(CheckedFields):
     labels: Labels = "masked"
     """Positions that the loss reads; "all" as in the authors' code."""
     epochs: int = 5000
-    lr: float = 1e-3
+    lr: Annotated[float, Range(0, 1e6, above=True)] = 1e-3
     seed: int = 0
     prompts: int = 400
     benchmarks: tuple[str, ...] = FILTER_BENCHMARKS
@@ -134,8 +135,9 @@ def train(
 ) -> filter_files.LearnedFilter:
     """Collect missing traces, fit, and write the filter with its curve and card to `out`.
 
-    `model` is a resolved configuration group.
+    `model` is a resolved configuration group. DllmBenchError if `out` holds another filter.
     """
+    require_free(out, "CARD.md", f"`{job.command(model.name)}`".encode())
     source, found = traces_of(job, model, traces_folder, report)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fitted = fit(found.each(lambda tensor: tensor.to(device)), job, report)
@@ -146,11 +148,41 @@ def train(
         weights=source.weights,
         tokenizer=source.tokenizer,
     )
-    make_folder(out)
-    learned = filter_files.save_filter(out, fitted.tensors, facts)
+    learned = save_filter(out, fitted.tensors, facts)
     parts = {"job": job, "learned": learned, "facts": facts, "found": found, "fitted": fitted}
     write_report(out, "filter", fitted.curve, {**parts, "per_task": FLAN_PER_TASK})
     return learned
+
+
+def convert(file: Path, model: ModelGroup, folder: Path, out: Path | None = None) -> Path:
+    """Write a filter that torch saved for a model to `out`, by default to a folder in `folder`
+    named after the file, and return it; DllmBenchError if it holds another filter."""
+    tensors, hashes = filter_files.read_state_dict(file), model_hashes(model)
+    block = tensors["0.weight"].shape[1]
+    out = out or folder / f"{model.name}-block{block}-{slug(file.stem)}"
+    facts = filter_files.FilterMetadata(
+        model=model.name, weights=hashes["weights"], tokenizer=hashes.get("tokenizer", "")
+    )
+    require_free(out, filter_files.WEIGHTS, filter_files.filter_bytes(tensors, facts))
+    save_filter(out, tensors, facts)
+    return out
+
+
+def require_free(out: Path, name: str, made: bytes) -> None:
+    """Raise DllmBenchError if a folder holds a filter, unless its file `name` contains `made`."""
+    if is_file(out / filter_files.WEIGHTS) and made not in (stored_bytes(out / name) or b""):
+        raise DllmBenchError(
+            f"{out} holds a filter that this command did not make; name another folder with --out, "
+            "or remove it."
+        )
+
+
+def save_filter(
+    folder: Path, tensors: Mapping[str, Tensor], metadata: filter_files.FilterMetadata
+) -> filter_files.LearnedFilter:
+    """Write a filter into a folder, which is made if it is missing."""
+    write_atomic(folder / filter_files.WEIGHTS, filter_files.filter_bytes(tensors, metadata))
+    return filter_files.LearnedFilter(str(folder))
 
 
 # --- traces --------------------------------------------------------------------------------------
@@ -299,8 +331,9 @@ def save_traces(file: Path, traces: Traces, source: TraceSource) -> None:
 
 
 def load_traces(file: Path) -> Traces:
-    """Return stored traces."""
-    with safe_open(file, framework="pt") as handle:
+    """Return stored traces; DllmBenchError for a file that is damaged or holds something else."""
+    failed, todo = f"{file} holds no traces or is damaged", "remove it to collect them again"
+    with library_errors_named(failed, todo), safe_open(file, framework="pt") as handle:
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         return Traces(**tensors, done=int(handle.metadata()["done"]))
 
@@ -396,6 +429,10 @@ def fit(found: Traces, job: FilterJob, report: Report = print) -> FittedFilter:
             best_tensors = {n: t.detach().clone() for n, t in network.state_dict().items()}
         if countdown.due(epoch):
             report(countdown.line(curve[-1]))
+    if not best_tensors:
+        raise DllmBenchError(
+            f"The validation loss is NaN in all {job.epochs} epochs; lower --lr, or add prompts."
+        )
     network.load_state_dict(best_tensors)
     rates_by_part = {name: measure(network, part, job.labels) for name, part in parts.items()}
     rates_by_part["confidence"] = decisions(parts["test"].confidence_SW, parts["test"])

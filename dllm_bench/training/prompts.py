@@ -24,6 +24,7 @@ from dllm_bench.benchmarks.embedded import (
 )
 from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.text import library_errors_named
 
 Pair = tuple[str, str]
 """A prompt and its gold answer, without an end token."""
@@ -125,21 +126,18 @@ def _flan_rows(folder: Path) -> Iterator[tuple[str, str]]:
             "and inputs."
         )
     for file in files:
-        with file.open(encoding="utf-8") as lines:
+        with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _flan_row(file, number, line)
 
 
-def _flan_row(file: Path, number: int, line: str) -> tuple[str, str]:
-    try:
-        row: dict[str, Any] = json.loads(line)
+def _flan_row(file: Path, number: int, line: bytes) -> tuple[str, str]:
+    failed = f"Line {number} of {file} is no FLAN row"
+    todo = "each line must be a JSON object in UTF-8 with the fields task and inputs"
+    with library_errors_named(failed, todo):
+        row: dict[str, Any] = json.loads(line.decode())
         return str(row["task"]), str(row["inputs"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DllmBenchError(
-            f"Line {number} of {file} is no FLAN row ({error!r}); each line must be a JSON object "
-            "with the fields task and inputs."
-        ) from None
 
 
 def hash_of(prompts: Sequence[str]) -> str:

@@ -344,6 +344,9 @@ ABSENT = KEY.replace(".1.", ".0.").replace(".", r"\.")
         (KEY, SIDES, {"r": 16}, "says r=16 and holds 1 pairs of rank 2;"),
         (KEY, None, {}, "holds 0 pairs of rank none;"),
         (KEY, SIDES, {"r": None}, "adapter_config.json has no 'r'"),
+        (KEY, SIDES, {"r": [2]}, r"adapter_config.json has r \[2\]; give a whole number"),
+        (KEY, SIDES, {"lora_alpha": "2"}, "has lora_alpha '2'; give a number"),
+        (KEY, (torch.ones(2), torch.ones(2)), {}, "no LoRA pair"),
         (KEY, SIDES, PART, rf"holds no pair for \({ABSENT}\)"),
         (KEY, SIDES, {**PART, "layers_to_transform": [1]}, None),
     ],
@@ -459,6 +462,9 @@ def test_the_command(hub: list[dict[str, Any]], tmp_path: Path, command) -> None
     shutil.move(cache, moved)
     verify = "prefetch --verify --to"
     command(f"{verify} {moved}", here=False)
+    named = command(f"prefetch dream-base llada-base --verify --to {moved}", code=1, here=False)
+    assert "ok  Dream-org/" in named and "LLaDA-8B-Base  is not in the manifest" in named
+    assert "Lora" not in named
     (weights,) = moved.rglob("model.safetensors")
     assert load_model(spec(weights.parent)).metadata.revision == COMMIT
     content = weights.read_bytes()

@@ -23,12 +23,12 @@ from dllm_bench.methods.drafting import ModelDraft
 from dllm_bench.methods.trained_drafts import DDTree, DFlash, DFlash2, DSpark, Eagle3
 from dllm_bench.models.drafter_config import read_drafter_config
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
-from dllm_bench.models.filters import FilterMetadata, LearnedFilter, convert_filter, save_filter
+from dllm_bench.models.filters import FilterMetadata, LearnedFilter, read_state_dict
 from dllm_bench.paths import assets_dir
 from dllm_bench.registry import describe, instantiate
 from dllm_bench.store.inputs import weights_hash
 from dllm_bench.store.spec import Role, split
-from dllm_bench.training.filters import FilterJob, network_of
+from dllm_bench.training.filters import FilterJob, network_of, save_filter
 from tests.helpers import fed_causally, tiny_checkpoint, tiny_denoiser
 from tests.speculative import DRAFTERS, DSPARK, write_drafter
 from tests.unit.models.common import edit
@@ -197,19 +197,27 @@ def test_weights_that_torch_saved_are_converted_and_nothing_in_them_is_run(tmp_p
     network = network_of(16, 2, 0)
     named = {f"net.fc{name}": value for name, value in network.state_dict().items()}
     torch.save(named, tmp_path / "a")
-    learned = convert_filter(tmp_path / "a", tmp_path / "own", FACTS)
+    learned = save_filter(tmp_path / "own", read_state_dict(tmp_path / "a"), FACTS)
     confidence_KNB = torch.rand(1, 2, 16)
     assert torch.equal(learned(confidence_KNB), network(confidence_KNB))
     assert learned.metadata == FACTS
     for content, words in (
-        (Planted(tmp_path / "ran"), r"tensors alone \(UnpicklingError\); save"),
+        (Planted(tmp_path / "ran"), r"tensors alone \(UnpicklingError.*; save"),
+        (b"h\5.", "tensors alone"),
         ({"embedding": torch.ones(2)}, "holds embedding"),
         ({}, "stack of linear layers"),
+        ({1: torch.ones(2)}, "tensors alone"),
+        ({"state_dict": 5}, "tensors alone"),
+        ({"a.weight": [1.0], "a.bias": [1.0]}, "no floating-point tensors"),
+        ({"a.weight": torch.ones(2), "a.bias": torch.ones(2)}, "not linear"),
+        ({"a.weight": torch.ones(2, 2), "a.bias": torch.ones(3)}, "not linear"),
     ):
         torch.save(content, tmp_path / "b")
+        if isinstance(content, bytes):
+            (tmp_path / "b").write_bytes(content)
         with pytest.raises(DllmBenchError, match=words):
-            convert_filter(tmp_path / "b", tmp_path / "other", FACTS)
-    assert not (tmp_path / "ran").exists() and not (tmp_path / "other").exists()
+            read_state_dict(tmp_path / "b")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_file_that_changed_is_noticed(tmp_path: Path) -> None:
@@ -224,15 +232,21 @@ def test_a_file_that_changed_is_noticed(tmp_path: Path) -> None:
 def test_a_file_without_metadata_is_read(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file(dict(network_of(16, 2, 0).state_dict()), tmp_path / "own.safetensors")
-    learned = LearnedFilter(str(tmp_path / "own.safetensors"))
+    file, stored = tmp_path / "own.safetensors", dict(network_of(16, 2, 0).state_dict())
+    save_file(stored, file)
+    learned = LearnedFilter(str(file))
     assert (learned.block, learned.metadata) == (16, FilterMetadata())
     learned.check_model("any", "w")
+    for header in ("{", "[]", '{"activation": ["relu"]}'):
+        save_file(stored, file, {"filter": header})
+        with pytest.raises(DllmBenchError, match="is no safetensors file of a filter"):
+            LearnedFilter(str(file)).block  # noqa: B018
 
 
 WRONG: dict[str, dict[str, Tensor]] = {
     "0.weight, 1.weight": {"0.weight": torch.zeros(4, 4), "1.weight": torch.zeros(4, 4)},
     "read": {"0.weight": torch.zeros(3, 4), "0.bias": torch.zeros(3)},
+    "not linear": {"0.weight": torch.zeros(4), "0.bias": torch.zeros(4)},
     "nothing": {},
     "no safetensors file": {},
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from dllm_bench.benchmarks.embedded import FrozenTask
 from dllm_bench.core.decoder import BlockLength, Condition, Need
@@ -119,6 +120,11 @@ def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.M
     untouched = model()
     collect(untouched, tmp_path, few)
     assert untouched.canvases == []
+    file = SOURCE.file(tmp_path)
+    for content in (b"", file.read_bytes()[:-1], save({"a": torch.ones(1)})):
+        file.write_bytes(content)
+        with pytest.raises(DllmBenchError, match="remove it to collect them again"):
+            collect(untouched, tmp_path, few)
 
 
 def test_stalls_are_counted() -> None:
@@ -158,9 +164,11 @@ def test_flan_gives_forty_prompts_of_every_task(tmp_path: Path) -> None:
     assert 5 < sum(late) < 35, "not only the first rows of a task"
 
 
-@pytest.mark.parametrize(("content", "word"), [("{}", "no FLAN row"), ("x", "Line 1")])
+@pytest.mark.parametrize(
+    ("content", "word"), [(b"{}", "no FLAN row"), (b"x", "Line 1"), (b'{"task": "\xe9"', "UTF-8")]
+)
 def test_a_directory_that_is_no_flan_is_refused(tmp_path, content, word) -> None:
-    (tmp_path / "rows.jsonl").write_text(content)
+    (tmp_path / "rows.jsonl").write_bytes(content)
     with pytest.raises(DllmBenchError, match=word):
         prompts.flan_prompts(tmp_path, 40, 0)
 
@@ -211,6 +219,8 @@ def test_label_scopes() -> None:
         assert (training.loss_of(logits_SW, flipped, scope) != loss) == flips
     inside = entropy(logits_SW[masked_SW], right_SW[masked_SW])
     torch.testing.assert_close(training.loss_of(logits_SW, found, "masked"), inside)
+    with pytest.raises(DllmBenchError, match="is NaN in all 1 epochs; lower --lr"):
+        training.fit(replace(found, masked_SW=masked_SW & False), replace(JOB, epochs=1))
 
 
 def test_decisions_by_hand() -> None:
@@ -249,6 +259,23 @@ def test_the_command_collects_once_and_writes_a_filter_that_decodes(tmp_path, co
         Need("schedule", BlockLength(8)),
         Need("cache", Condition.FED_WINDOW),  # it reads committed confidences
     }
+    command(f"train filter tiny-llada {small}")
+    told = command(f"train filter tiny-llada {small} --lr 0.1", code=2)
+    assert "holds a filter that this command did not make" in told
+
+
+def test_a_converted_filter_has_a_name_of_its_own_and_replaces_no_other(tmp_path, command) -> None:
+    words = f"train filter tiny-llada --from {tmp_path / 'own.pth'}"
+    folder = tmp_path / "training" / "filters" / "tiny-llada-block8-own"
+    torch.save(training.network_of(8, 2, 0).state_dict(), tmp_path / "own.pth")
+    assert f"head.source={folder}" in command(words)
+    command(words)
+    torch.save(training.network_of(8, 2, 1).state_dict(), tmp_path / "own.pth")
+    assert "did not make; name another folder" in command(words, code=2)
+    (folder / "filter.safetensors").unlink()
+    (folder / "filter.safetensors").symlink_to(tmp_path / "outside")
+    command(words)
+    assert not (tmp_path / "outside").exists()
 
 
 @pytest.mark.parametrize(
@@ -283,6 +310,7 @@ def test_a_filter_of_a_folder_has_the_folders_name(monkeypatch, tmp_path, comman
         ("--prompts 9", "10 or more"),
         ("--flan nowhere", "no .jsonl file"),
         ("--block 12", "does not divide"),
+        ("--lr 1e38", "lr 1e+38; give a number above 0"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: str, word: str, command) -> None:
