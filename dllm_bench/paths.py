@@ -165,8 +165,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     import yaml  # most commands find all settings in a cache
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    plain: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), loader)
-    return plain
+    return yaml.load(path.read_text(encoding="utf-8"), loader)
 
 
 def read_settings(texts: Iterable[str], option: str) -> dict[str, Any]:

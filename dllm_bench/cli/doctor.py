@@ -161,7 +161,6 @@ def path_lines(paths: Paths) -> Iterator[Line]:
 def sandbox_lines() -> Iterator[Line]:
     """Report how generated code would be isolated from this machine."""
     try:
-        steps = ", ".join(isolation())
-        yield OK, "sandbox", f"{steps}; {CONSENT_VARIABLE}=1 allows generated code"
+        yield OK, "sandbox", f"{', '.join(isolation())}; {CONSENT_VARIABLE}=1 allows generated code"
     except DllmBenchError as error:
         yield REQUIRED_MISSING, "sandbox", str(error)

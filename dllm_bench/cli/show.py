@@ -88,8 +88,7 @@ def show_run(arguments: Namespace) -> int:
     if sample.served:  # a server does not report its decoding order
         return print_lines(["", sample.text])
     console = terminal()
-    painter = DecodingOrderPainter(decoding, console)
-    show_painted(painter.everything(arguments.canvas), console)
+    show_painted(DecodingOrderPainter(decoding, console).everything(arguments.canvas), console)
     return 0
 
 

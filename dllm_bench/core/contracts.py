@@ -116,8 +116,7 @@ class Select(MaskedPiece, ABC):
         if Condition.IDLES in self.gives:
             return torch.zeros_like(window.eligible_KW), scores.ids_KW
         confidence_KW = only(scores.confidence_KW, window.eligible_KW)
-        confidence_KNP = window.blocks(confidence_KW, -torch.inf)
-        best_KN1 = confidence_KNP.argmax(-1, keepdim=True)
+        best_KN1 = window.blocks(confidence_KW, -torch.inf).argmax(-1, keepdim=True)
         where_KNP = best_KN1 == constant(range(window.block), best_KN1.device)
         return window.flat(where_KNP) & window.eligible_KW, scores.ids_KW
 

@@ -164,8 +164,7 @@ def made_from(kind: Callable[..., Made], plain: Any) -> Made:
     """
     hints, optional = _fields_of(kind)
     names = hints.keys()
-    least = names - optional
-    if not isinstance(plain, Mapping) or not least <= plain.keys() <= names:
+    if not isinstance(plain, Mapping) or not (names - optional) <= plain.keys() <= names:
         raise ValueError(f"not a {kind.__name__}")
     values = {name: _part(hints[name], value) for name, value in plain.items()}
     wrong = [name for name, value in values.items() if not fits(value, hints[name])]

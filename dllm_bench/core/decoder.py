@@ -326,8 +326,7 @@ def abilities(model: object) -> Given:
         Condition.UNSHIFTED: shifted is not True,
         Condition.CHOSEN_ROWS: getattr(model, "chooses_rows", True),
     }
-    name = f"{getattr(model, 'name', '')} of {form} attention".lstrip()
-    return Given(name, holding(is_given))
+    return Given(f"{getattr(model, 'name', '')} of {form} attention".lstrip(), holding(is_given))
 
 
 def require(asker: str, needs: Needs, given: Mapping[str, Piece | Given], other: str) -> None:

@@ -161,8 +161,7 @@ class DecodeState:
         branches never share memory. Committed positions stay as they are. A decoder that allows the
         mask token may choose its id; that position stays masked.
         """
-        stop = start + where_KW.shape[1]
-        self.fill(where_KW & self.masked_KL[:, start:stop], ids_KW, start)
+        self.fill(where_KW & self.masked_KL[:, start : start + where_KW.shape[1]], ids_KW, start)
 
     def fill(self, where_KW: Tensor, ids_KW: Tensor, start: int = 0) -> None:
         """Do what `commit` does, at positions that are known to be masked.
@@ -225,8 +224,7 @@ class DecodeState:
 
         They no longer count as masked; `truncate` removes them once the host knows `length`.
         """
-        position_L = constant(range(self.length), self.born_KL.device)
-        self.born_KL.masked_fill_(position_L >= length, CUT)
+        self.born_KL.masked_fill_(constant(range(self.length), self.born_KL.device) >= length, CUT)
         self._flags = {}
 
     def truncate(self, length: int) -> None:

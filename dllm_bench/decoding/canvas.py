@@ -195,8 +195,7 @@ class _CanvasText:
         """Encode the tokens that are not encoded yet and keep their K/V; no logits are computed."""
         span, device = (self.kv.length, self.begins), self.model.device
         none_M = torch.zeros(0, dtype=torch.long, device=device)
-        kind = ForwardKind.PREFILL
-        plan = ForwardPlan(kind, span, span, span, "block_causal", 1, only_M=none_M)
+        plan = ForwardPlan(ForwardKind.PREFILL, span, span, span, "block_causal", 1, only_M=none_M)
         yield from self._forward(plan)
         self.kv.keep(plan, torch.zeros((), dtype=torch.long, device=device))
         self.clock.mark()

@@ -209,8 +209,7 @@ class MaskedDecoder(ComposedDecoder):
         """Return the first round of a request, with the objects that track its blocks and log its
         rounds."""
         pinned = {f"request {request.id!r} with pinned tokens": needing(FIXED_CANVAS)}
-        asked = {**workers.needs, **(pinned if request.pinned else {})}
-        self.check_run_fits(model, asked=asked)
+        self.check_run_fits(model, asked={**workers.needs, **(pinned if request.pinned else {})})
         grid = self.schedule.grid(len(request.prompt_ids), request.max_new_tokens)
         grid = replace(grid, given=tuple(grid.prompt_len + place for place, _ in request.pinned))
         state = DecodeState.start(request, model.special, model.device, grid.length)

@@ -29,8 +29,7 @@ Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 def dtype_of(logits: Tensor, precision: Precision) -> torch.dtype:
     """Return the dtype that `precision` names."""
-    named: torch.dtype = logits.dtype if precision == "model" else getattr(torch, precision)
-    return named
+    return logits.dtype if precision == "model" else getattr(torch, precision)
 
 
 def rounded(logits_KWV: Tensor, precision: Precision) -> Tensor:

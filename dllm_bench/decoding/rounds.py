@@ -58,10 +58,9 @@ class WindowTracker:
         self.grid = replace(self.grid, length=length, ends=tuple(ends) or self.grid.ends)
         opened, closed = self.opened[winner], host.get(CLOSED, [0] * branches)
         each = (in_parts(host.get(key, ()), branches) for key in (MASKS, HOLD))
-        parts = zip(closed, *each, strict=True)
         return [
             BlockProgress(self.grid, self.first, left, opened, bool(flag), held)
-            for flag, left, held in parts
+            for flag, left, held in zip(closed, *each, strict=True)
         ]
 
     def move(

@@ -200,6 +200,5 @@ class BidirectionalDraft(FixedDraft):
         first = anchor + (1 if self.shifted else 2)
         feed, rows = (anchor, anchor + 1 + self.tokens), (first, first + self.tokens)
         plan = ForwardPlan(ForwardKind.SELF_DRAFT, feed, rows, store=(anchor, anchor))
-        logits_1DV = model.forward(canvas_1L, plan, kv)
-        drafts_D, laws_DV = sampler.sample(logits_1DV[0])
+        drafts_D, laws_DV = sampler.sample(model.forward(canvas_1L, plan, kv)[0])
         return Proposal(drafts_D, laws_DV, calls=1, kind=plan.kind, fed=plan.fed, cached=anchor)

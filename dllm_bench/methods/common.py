@@ -160,8 +160,7 @@ def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor | int, Ten
         memo[ENTERED], memo[ENTRY_MASKS] = state.forwards, window.eligible_KW.sum(1)
     elif isinstance(is_known, Tensor):
         memo[ENTERED] = torch.where(is_known, memo[ENTERED], state.forwards)
-        masks_K = window.eligible_KW.sum(1)
-        memo[ENTRY_MASKS] = torch.where(is_known, memo[ENTRY_MASKS], masks_K)
+        memo[ENTRY_MASKS] = torch.where(is_known, memo[ENTRY_MASKS], window.eligible_KW.sum(1))
     return state.forwards - memo[ENTERED], memo[ENTRY_MASKS]
 
 
@@ -632,8 +631,7 @@ class Eos(Stop):
         given_K = self._ends(branches, 0, start).any((0, 2)) if self.prompt else None
         if self.scope == "block":
             if given_K is not None:
-                begun_K = branches.committed_KL[:, start:].any(dim=1)
-                closed_K = closed_K | (given_K & begun_K)
+                closed_K = closed_K | (given_K & branches.committed_KL[:, start:].any(dim=1))
             return StopFlags(closed_K)
         ends_KG, masked_KG = ends_EKG.any(0), branches.masked_KL[:, start:]
         first_K1 = (ends_KG | masked_KG).view(torch.uint8).argmax(1, keepdim=True)
@@ -642,8 +640,7 @@ class Eos(Stop):
             return StopFlags(closed_K, finished_K)
         if given_K is not None:
             finished_K = finished_K & ~given_K
-        born_KG = branches.born_KL[:, start:]
-        written_K = (ends_KG & (born_KG == branches.forwards - 1)).any(1)
+        written_K = (ends_KG & (branches.born_KL[:, start:] == branches.forwards - 1)).any(1)
         return StopFlags(finished_K=finished_K & written_K)
 
 

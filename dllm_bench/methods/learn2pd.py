@@ -67,8 +67,7 @@ class Filter(Select):
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Return the position with the largest output; of equal ones the more confident."""
         if self.stall == "filter":
-            open_KW = only(state.memo[LOGITS], window.eligible_KW)
-            logits_KNP = window.blocks(open_KW, -torch.inf)
+            logits_KNP = window.blocks(only(state.memo[LOGITS], window.eligible_KW), -torch.inf)
             best_KW = window.flat(logits_KNP == logits_KNP.amax(-1, keepdim=True))
             ranking_KW = only(scores.confidence_KW, best_KW)
             scores = Scores(scores.ids_KW, scores.probability_KW, ranking_KW)

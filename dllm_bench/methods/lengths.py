@@ -190,8 +190,7 @@ class Daedal(InTurn):
         probability_KW = scores.probability_KW if scores.raw_KW is None else scores.raw_KW
         open_KW = window.eligible_KW & window.of(state.masked_KL)
         least, index = probability_KW.masked_fill(~open_KW, torch.inf)[0].min(0)
-        grows = wanted & (least < self.low)
-        count = torch.where(grows, self.factor - 1, 0)
+        count = torch.where(wanted & (least < self.low), self.factor - 1, 0)
         round.insert(window.start + index, count, None, self.factor - 1)
 
     def _end_confidence(self, round: Round) -> Tensor:

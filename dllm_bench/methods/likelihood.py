@@ -238,8 +238,7 @@ class _Scorer:
         the option."""
         left = list(range(self.prompt, self.length))
         while left:
-            canvas = self.masked(left, self.length)
-            (logits_TV,) = self.guided([canvas], (self.prompt, self.length))
+            (logits_TV,) = self.guided([self.masked(left, self.length)], (self.prompt, self.length))
             places = torch.tensor(left, device=logits_TV.device)
             confidence_M, token_M = logits_TV.float().softmax(-1)[places - self.prompt].max(-1)
             best = int(confidence_M.argmax())

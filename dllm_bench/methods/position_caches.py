@@ -183,8 +183,7 @@ class D2Cache(Cache):
         assert sets is not None
         nothing_1L = torch.zeros_like(state.born_KL, dtype=torch.bool)
         rows_1L = nothing_1L.index_fill(1, sets.feed_F, True)
-        confidence_1L = self._confidence(round, kv.predicted(rows_1L))
-        taken_1L = self._taken(confidence_1L, window, state)
+        taken_1L = self._taken(self._confidence(round, kv.predicted(rows_1L)), window, state)
         fed_1L = kv.predicting(taken_1L) | (state.born_KL == state.forwards)
         last = slice(state.prompt_len - 1, state.prompt_len)
         if self.released:
@@ -195,8 +194,7 @@ class D2Cache(Cache):
             is_shifted_11 = ~kv.predicting(~nothing_1L)[:, -1:]
             fed_1L[:, last] = torch.where(is_shifted_11, own_11, fed_1L[:, last])
         fed_1L = inflated(fed_1L, self.inflate)
-        scored_1L = kv.predicted(fed_1L) & state.masked_KL
-        state.memo[NEXT] = fed_1L * FED + scored_1L * SCORED
+        state.memo[NEXT] = fed_1L * FED + (kv.predicted(fed_1L) & state.masked_KL) * SCORED
 
     def _confidence(self, round: Round, fresh_1L: Tensor) -> Tensor:
         """Return the confidence of each position's last row, (1, L); 0 if it had none."""

@@ -78,8 +78,7 @@ class Budgeted(Revise):
             for left_K1 in self._left(window, state):
                 changed_KW = changed_KW & (changed_KW.cumsum(1) <= left_K1)
             # undoing commits of this forward is free
-            fresh_KW = window.of(state.born_KL) == state.forwards
-            write_KW = changed_KW | (write_KW & fresh_KW)
+            write_KW = changed_KW | (write_KW & (window.of(state.born_KL) == state.forwards))
         round.revise(write_KW, ids_KW, counts=limited)
 
     def _left(self, window: Window, state: DecodeState) -> list[Tensor]:
@@ -290,8 +289,7 @@ class BlockBuffer(Pipeline):
     def gives(self) -> Conditions:
         """As a pipeline; one open block if the buffer has one."""
         single = holding({Condition.ONE_OPEN_BLOCK: self.size == 1})
-        always = {Condition.ABSOLUTE_BLOCKS, Condition.HELD_EACH}
-        return super().gives | always | single
+        return super().gives | {Condition.ABSOLUTE_BLOCKS, Condition.HELD_EACH} | single
 
     def grid(self, prompt_len: int, new: int) -> BlockGrid:
         length = prompt_len + new
@@ -339,8 +337,7 @@ class EditBlocks(Budgeted):
     def on_commit(self, round: Round) -> None:
         window, state = round.window, round.state
         forwards_KW = counted(FORWARDS, torch.ones_like(window.eligible_KW), window, state)
-        late_KW = forwards_KW > window.block + self.rounds
-        state.commit(late_KW, round.scores.ids_KW, window.start)
+        state.commit(forwards_KW > window.block + self.rounds, round.scores.ids_KW, window.start)
         super().on_commit(round)
         if self.released:
             self._end(window, state)
@@ -371,8 +368,7 @@ class EditBlocks(Budgeted):
         tokens_KN, same_KN = (window.blocks(x).sum(-1) for x in (before_KW, before_KW & same_KW))
         share_KN = (same_KN / tokens_KN.clamp(min=1)).double()
         calm_KN = late_KN | (share_KN >= self.stable) | (tokens_KN == 0)
-        held_KN = torch.where(calm_KN, HELD, LAST)
-        state.memo[HOLD] = held_KN * (done_KN.cumprod(1) == 0)
+        state.memo[HOLD] = torch.where(calm_KN, HELD, LAST) * (done_KN.cumprod(1) == 0)
         return Revision(window.flat(write_KNP), scores.ids_KW)
 
 
@@ -406,8 +402,7 @@ class Leftmost(Select):
         masked_KNP = window.blocks(window.eligible_KW)
         doubtful_KNP = masked_KNP & (window.blocks(scores.probability_KW) < self.tau)
         run_KNP = doubtful_KNP.cumsum(2) == 0
-        first_KNP = masked_KNP.cumsum(2) == 1
-        return window.flat((run_KNP | first_KNP) & masked_KNP)
+        return window.flat((run_KNP | (masked_KNP.cumsum(2) == 1)) & masked_KNP)
 
 
 @register("revise.soft")
@@ -437,8 +432,7 @@ class SoftRevision(Budgeted):
         memo, window = round.state.memo, round.window
         if ADDED in memo and memo[START] == window.start:
             behind = round.state.length - window.stop
-            added_KLH = pad(memo[ADDED], (0, 0, window.start, behind))
-            round.plan = with_added(round.plan, added_KLH)
+            round.plan = with_added(round.plan, pad(memo[ADDED], (0, 0, window.start, behind)))
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         born_KW, tokens_KW = window.of(state.born_KL), window.of(state.tokens_KL)

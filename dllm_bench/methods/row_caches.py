@@ -188,8 +188,7 @@ class ElasticCache(Cache):
         before, memo = None, branches.memo
         if TRACKED in memo and kv.length >= window.visible:
             before = memo[TRACKED][0], memo[GIVEN][0]
-        decoded_X = ~branches.masked_KL[0, : window.visible]
-        test = DriftTest(feed_R, decoded_X, self.gamma, before)
+        test = DriftTest(feed_R, ~branches.masked_KL[0, : window.visible], self.gamma, before)
         return replace(
             plan,
             kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,

@@ -232,8 +232,7 @@ class SelfVerified(Select):
             likely_KW = laws_KWV.gather(2, drafts_KW[..., None])[..., 0]
             ratio_KW = (likely_KW / drafted_KW.clamp(min=TINY)).pow(self.temper).clamp(max=1)
             place_KW = (span_KW.cumsum(1) - 1).clamp(min=0)
-            drawn_KW = uniforms(round.state, span_KW.shape[1])[place_KW]
-            wrong_KW = span_KW & (drawn_KW >= ratio_KW)
+            wrong_KW = span_KW & (uniforms(round.state, span_KW.shape[1])[place_KW] >= ratio_KW)
         first_KW = wrong_KW & (wrong_KW.cumsum(1) == 1)
         if self.temperature > 0:
             at_K11 = first_KW.long().argmax(1)[:, None, None].expand(-1, 1, laws_KWV.shape[2])

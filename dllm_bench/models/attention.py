@@ -400,8 +400,7 @@ def attend_fixed(
     query_1ANE = query_KAFE.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None]
     keys, values = cache.aside(*fresh, layer)
     mask_11NC = mask.cached_C.expand(1, 1, query_1ANE.shape[2], -1)
-    old = attend_with_mass(query_1ANE, keys, values, mask_11NC)
-    return join(*old, *own).view_as(own[0])
+    return join(*attend_with_mass(query_1ANE, keys, values, mask_11NC), *own).view_as(own[0])
 
 
 def attend_with_mass(
@@ -412,10 +411,9 @@ def attend_with_mass(
     mask: additive and finite, (P, 1, F, X) for X keys; None: everything is seen.
     """
     if not query.is_cuda:
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        attended, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, attn_mask=mask
-        )
-        attended, mass = found[:2]
+        )[:2]
     elif mask is None and mass_kernel_works(query.dtype, (query.shape[1], *key.shape[1::2])):
         attended, mass = _attend_by_kernel(query, key, value)
     else:
@@ -488,10 +486,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> T
     if repeats > 1 and mask is not None and query.is_cuda:
         key, value = (part.repeat_interleave(repeats, 1) for part in (key, value))
         repeats = 1
-    attended = scaled_dot_product_attention(
+    return scaled_dot_product_attention(
         query, key, value, attn_mask=mask, enable_gqa=repeats > 1
-    )
-    return attended.transpose(1, 2)
+    ).transpose(1, 2)
 
 
 def attend_per_request(

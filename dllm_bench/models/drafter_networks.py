@@ -264,8 +264,7 @@ class ChainLayer(nn.Module):
 
     def rows(self, token_1FH: Tensor, hidden_1FH: Tensor) -> Tensor:
         """Return the input of attention, (1, F, 2 H)."""
-        pair = [self.input_layernorm(token_1FH), self.hidden_norm(hidden_1FH)]
-        return torch.cat(pair, dim=-1)
+        return torch.cat([self.input_layernorm(token_1FH), self.hidden_norm(hidden_1FH)], dim=-1)
 
 
 def begin_draft(kv: PositionCache, stop: int, stored: int) -> ForwardPlan:
@@ -467,8 +466,7 @@ class ChainDraftNetwork(DraftNetwork):
         """
         assert context.features_1FC is not None
         rows = context.features_1FC.shape[1]
-        hidden_1FH = self.fc(context.features_1FC)
-        return self._feed(context.tokens_L[-rows:], hidden_1FH, context)
+        return self._feed(context.tokens_L[-rows:], self.fc(context.features_1FC), context)
 
     def step(self, token: Tensor, hidden_11H: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Feed one drafted token with the hidden state before it; returns as `extend`."""
@@ -486,8 +484,7 @@ class ChainDraftNetwork(DraftNetwork):
         if last > kv.length:
             self.give_context(rows_1FX[:, :-1], kv, last)
         plan = begin_draft(kv, last + 1, stored=last + 1)
-        rotation = self.rotation(rows_1FX[:, -1:], last)
-        inputs = AttentionInputs(None, rotation, kv)
+        inputs = AttentionInputs(None, self.rotation(rows_1FX[:, -1:], last), kv)
         last_11H = own.after(hidden_1FH[:, -1:], rows_1FX[:, -1:], inputs)
         finish_draft(kv, plan, last_11H)
         return last_11H, self.logits(self.norm(last_11H)[0], context.target)

@@ -292,8 +292,7 @@ class PositionCache:
         if self.of_all_layers is not None:
             stored_N21GCE, fresh_N2KGFE = self.of_all_layers
             rows_S = to_device(rows, fresh_N2KGFE.device)
-            kept_N2GSE = fresh_N2KGFE[:, :, 0].index_select(3, rows_S)
-            stored_N21GCE[:, :, 0, :, first:last] = kept_N2GSE
+            stored_N21GCE[:, :, 0, :, first:last] = fresh_N2KGFE[:, :, 0].index_select(3, rows_S)
         else:
             # They were written after what was cached: the first of them are in their place.
             places = [self.kept.feed[0] + row for row in rows]
@@ -351,8 +350,7 @@ class PositionCache:
     def unpack(self, plan: ForwardPlan, packed: Tensor) -> None:
         """Replace what `keep` stored for `plan` by what another process packed."""
         parts = self._kept_parts(plan)
-        sizes = [part.numel() for part in parts]
-        for part, values in zip(parts, packed.split(sizes), strict=True):
+        for part, values in zip(parts, packed.split([part.numel() for part in parts]), strict=True):
             part.copy_(values.view_as(part))
 
     def _kept_parts(self, plan: ForwardPlan) -> list[Tensor]:

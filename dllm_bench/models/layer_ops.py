@@ -50,8 +50,7 @@ def compare_kernels(device: str, dtype: torch.dtype = torch.float32) -> None:
     _compare_windows(numbers)
     heads_1NAE, angles_1NE = numbers.view(1, 3, 8, 16), numbers[:24].view(1, 3, 8).repeat(1, 1, 2)
     rotation = (angles_1NE.cos(), angles_1NE.sin())
-    weight_AE = numbers[:96].view(6, 16)
-    for weight in (None, weight_AE):
+    for weight in (None, numbers[:96].view(6, 16)):
         query_key = heads_1NAE[:, :, :6].float()
         normed = query_key if weight is None else normed_heads(query_key, weight.float(), 1e-6)
         expected = rotated(normed, (rotation[0].float(), rotation[1].float()))

@@ -136,10 +136,8 @@ class PlainLayer(DecoderLayer):
         """Return hidden states (P, F, H) after the layer, in place of those before; attention reads
         `read`."""
         rows_NH = hidden_PFH.view(-1, hidden_PFH.shape[-1])
-        heads = self._attention(read_PFX, inputs)
-        rows_NH.addmm_(heads.view(len(rows_NH), -1), self._output)
-        inner = self._inner(hidden_PFH)
-        rows_NH.addmm_(inner.view(len(rows_NH), -1), self._down)
+        rows_NH.addmm_(self._attention(read_PFX, inputs).view(len(rows_NH), -1), self._output)
+        rows_NH.addmm_(self._inner(hidden_PFH).view(len(rows_NH), -1), self._down)
         return hidden_PFH
 
     def normed(self, hidden_PFH: Tensor) -> Tensor:
@@ -243,11 +241,10 @@ def computes_plain_layers(module: Any) -> bool:
     """Return whether `PlainLayer` computes the module's layers: by its class, config and
     weights."""
     config = module.config
-    kinds = getattr(config, "layer_types", None) or ()
     return (
         type(module).__name__ in PLAIN_MODULES
         and (config._attn_implementation, config.hidden_act) == ("sdpa", "silu")
-        and "sliding_attention" not in kinds
+        and "sliding_attention" not in (getattr(config, "layer_types", None) or ())
         and all(_is_plain(layer) for layer in module.model.layers)
     )
 

@@ -207,16 +207,14 @@ class TransformerDenoiser(Denoiser):
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return embeddings (..., H) of token ids."""
-        embedded: Tensor = self._module.model.embed_tokens(ids)
-        return embedded
+        return self._module.model.embed_tokens(ids)
 
     @torch.inference_mode()
     def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:
         """Return the mean embedding (K, R, H) of the distribution of each row, in the logits'
         dtype."""
         table = self._module.model.embed_tokens
-        mean_KRH: Tensor = logits_KRV.softmax(-1) @ table.weight
-        return mean_KRH * getattr(table, "scalar_embed_scale", 1.0)
+        return (logits_KRV.softmax(-1) @ table.weight) * getattr(table, "scalar_embed_scale", 1.0)
 
     def _embed_fed(self, ids_PF: Tensor, added: Tensor | None) -> Tensor:
         """Return embeddings (P, F, H) of fed tokens, with what a plan adds to them."""
@@ -232,8 +230,7 @@ class TransformerDenoiser(Denoiser):
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
         """Return weights (N, H) of the head for these tokens."""
-        rows_NH: Tensor = self._module.lm_head.weight.index_select(0, ids_N)
-        return rows_NH
+        return self._module.lm_head.weight.index_select(0, ids_N)
 
     def _check(self, plan: ForwardPlan, length: int) -> None:
         """Raise ValueError for rows that are not fed.

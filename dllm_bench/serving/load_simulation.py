@@ -150,8 +150,7 @@ def serve_step(
     step_s = profile.step_s(verified) + system.draft_s(len(drafts))
     before = sum(one.tokens for one in active)
     for one, draft, length in zip(active, drafts, lengths, strict=True):
-        left = len(one.text) - one.tokens
-        one.tokens += min(draft.accepted + 1, length + 1, left)
+        one.tokens += min(draft.accepted + 1, length + 1, len(one.text) - one.tokens)
     committed = sum(one.tokens for one in active) - before
     return SimulatedStep(start_s, step_s, len(drafts), verified, committed)
 
@@ -175,8 +174,7 @@ def frontier(
     in which all seats are taken. DllmBenchError if there are none."""
     points = []
     for system, seats in product(systems, concurrency):
-        every = simulate(system, profile, seats).steps
-        steps = [step for step in every if step.requests == seats]
+        steps = [step for step in simulate(system, profile, seats).steps if step.requests == seats]
         if not steps:
             raise DllmBenchError(
                 f"System {system.name!r} never had all {seats} seats taken: it has "

@@ -143,8 +143,7 @@ def ids_as_text(ids: Sequence[int]) -> str:
 def readable(prompt: str) -> str:
     """Return a prompt as text; the turns of a chat, stored as JSON, each below its role."""
     try:
-        turns = json.loads(prompt)
-        return "\n\n".join(f"{turn['role']}:\n{turn['content']}" for turn in turns)
+        return "\n\n".join(f"{turn['role']}:\n{turn['content']}" for turn in json.loads(prompt))
     except (ValueError, TypeError, KeyError):
         return prompt
 
