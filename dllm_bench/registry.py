@@ -47,11 +47,7 @@ SLOTS = (
     "score select explore schedule revise stop cache draft verify length "
     "accept renoise anneal settle"
 ).split()
-PIECES = (
-    "dllm_bench.methods",
-    "dllm_bench.decoding.defaults",
-    "dllm_bench.decoding.speculative",
-)
+PIECES = ("dllm_bench.methods", "dllm_bench.decoding.defaults", "dllm_bench.decoding.speculative")
 HOMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SLOTS, PIECES),
     "decoder": (

@@ -117,9 +117,8 @@ def settings_of_run(chosen: Mapping[str, str]) -> Iterator[str]:
     for group in CHOICES:
         name = chosen.get(group, usual.get(group))
         if name:
-            yield from (
-                f"{group.replace('/', '.')}.{key}" for key in settings_of(group, name, chosen)
-            )
+            dotted = group.replace("/", ".")
+            yield from (f"{dotted}.{key}" for key in settings_of(group, name, chosen))
 
 
 def settings_of(group: str, name: str, chosen: Mapping[str, str]) -> list[str]:

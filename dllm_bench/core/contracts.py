@@ -254,10 +254,8 @@ class Scores:
         """Return `put(values, other)` of every tensor. `other` is its value at a mask that the
         forward left out: ranked last, and still a mask."""
         others, once = {"ids_KW": mask, "probability_KW": 0}, cache(put)
-        present = self.tensors().items()
-        return replace(
-            self, **{name: once(value, others.get(name, -torch.inf)) for name, value in present}
-        )
+        values = {name: once(v, others.get(name, -torch.inf)) for name, v in self.tensors().items()}
+        return replace(self, **values)
 
 
 HOLD = MemoKey[Tensor]("round.hold")

@@ -29,8 +29,7 @@ class SpecialTokens:
     @property
     def ends(self) -> tuple[int, ...]:
         """Ids that end a text, `eos` first."""
-        extra = (self.eot,) if self.eot is not None and self.eot != self.eos else ()
-        return (self.eos, *extra)
+        return tuple(dict.fromkeys(end for end in (self.eos, self.eot) if end is not None))
 
     def named(self, which: EndTokens) -> list[int]:
         """Return the ids of the end tokens named by `which`: eos, eot (empty if the checkpoint has

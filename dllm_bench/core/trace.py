@@ -111,9 +111,7 @@ class Trace:
 
         A column that contains only its default is left out.
         """
-        values = {
-            f: [getattr(forward, f.name) for forward in self.forwards] for f in fields(Forward)
-        }
+        values = {f: [getattr(one, f.name) for one in self.forwards] for f in fields(Forward)}
         return {
             f.name: [*map(_stored, column)]
             for f, column in values.items()

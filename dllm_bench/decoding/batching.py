@@ -9,8 +9,7 @@ adds in another order.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -52,42 +51,34 @@ def run_forward(tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Steps[Tens
     return answer
 
 
-@dataclass(eq=False)
-class _Active:
-    """A request that is being decoded."""
-
-    steps: DecodeSteps
-    step: Step  # the step it waits for
-
-
 @torch.inference_mode()
 def run_batched(
     model: Denoiser, requests: Iterable[DecodeSteps], batch: int
 ) -> Iterator[Generation]:
     """Run up to `batch` coroutines at a time; yield each generation when it is finished."""
-    waiting, active = iter(requests), list[_Active]()
+    waiting, pending = iter(requests), dict[DecodeSteps, Step]()
     while True:
-        active += [_Active(one, next(one)) for one in islice(waiting, batch - len(active))]
-        if not active:
+        pending |= {one: next(one) for one in islice(waiting, batch - len(pending))}
+        if not pending:
             return
-        for one, answer in _answers(model, active):
+        for one, answer in _answers(model, pending):
             try:
-                one.step = one.steps.send(answer)
+                pending[one] = one.send(answer)
             except StopIteration as end:
-                active.remove(one)
+                del pending[one]
                 yield end.value
 
 
-def _answers(model: Denoiser, active: Sequence[_Active]) -> list[tuple[_Active, Answer]]:
+def _answers(
+    model: Denoiser, pending: Mapping[DecodeSteps, Step]
+) -> Iterator[tuple[DecodeSteps, Answer]]:
     """Return the answers to the pending steps: copies first, so that new requests join the next
     forward."""
-    copies = [(one, one.step) for one in active if isinstance(one.step, Tensor)]
+    copies = {one: step for one, step in pending.items() if isinstance(step, Tensor)}
     if copies:
-        values = to_host([values_X for _, values_X in copies])
-        return [(one, answer) for (one, _), answer in zip(copies, values, strict=True)]
-    forwards = [(one, one.step) for one in active if isinstance(one.step, RunForward)]
-    logits = forward(model, [step for _, step in forwards])
-    return [(one, answer) for (one, _), answer in zip(forwards, logits, strict=True)]
+        return zip(copies, to_host([*copies.values()]), strict=True)
+    forwards = {one: step for one, step in pending.items() if isinstance(step, RunForward)}
+    return zip(forwards, forward(model, [*forwards.values()]), strict=True)
 
 
 def forward(model: Denoiser, steps: Sequence[RunForward]) -> list[Tensor]:

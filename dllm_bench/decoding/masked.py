@@ -169,9 +169,8 @@ class MaskedDecoder(ComposedDecoder):
             log.begin(round.plan, branches, copies=2 if self.guidance else 1)
             round.state, round.window, plan = workers.divide(branches, window, round.plan)
             round.plan = self._choose_rows(model, plan, round.window)
-            round.logits_KXV = yield from guided_forward(
-                round.state, round.plan, round.kv, self.guidance
-            )
+            forward = guided_forward(round.state, round.plan, round.kv, self.guidance)
+            round.logits_KXV = yield from forward
             forbid(round.logits_KXV, self._forbidden(model.special))
             round.scores = self._score(round)
             self._act("on_scores", round)
@@ -289,9 +288,8 @@ class MaskedDecoder(ComposedDecoder):
             winner = self.explore.pick(workers.gather(rating_K))
             round.ask(WINNER, winner)
         workers.keep(round.kv, round.plan, winner)
-        round.state, round.scores = workers.collect_winner(
-            winner, branches, round.state, round.scores, self._drafts
-        )
+        own = round.state, round.scores
+        round.state, round.scores = workers.collect_winner(winner, branches, *own, self._drafts)
         round.window = window.pick(winner) if several else round.window
         if not self._drafts:
             forced = self._commit(round.state, round.scores, round.window)

@@ -197,9 +197,8 @@ def changes_of(revised: Sequence[Tensor], span: slice) -> Iterator[tuple[Change,
     differs_XG = (born_XG[:-1] >= 0) & (born_XG[:-1] != born_XG[1:]) & (born_XG[1:] != CUT)
     for index, differs_G in enumerate(differs_XG):
         at_X = differs_G.nonzero()[:, 0]
-        after_X = tokens_XG[index + 1, at_X].masked_fill(
-            born_XG[index + 1, at_X] == MASKED, AGAIN_MASKED
-        )
+        masked_X = born_XG[index + 1, at_X] == MASKED
+        after_X = tokens_XG[index + 1, at_X].masked_fill(masked_X, AGAIN_MASKED)
         columns = at_X, tokens_XG[index, at_X], born_XG[index, at_X], after_X
         yield tuple(Change(*row) for row in torch.stack(columns, 1).tolist())
 

@@ -217,9 +217,8 @@ class SpeculativeDecoder(ComposedDecoder):
         """
         waiting, active, rule = iter(requests), list[_ActiveRequest](), self.length.begin()
         while True:
-            active += [
-                self._begin(model, request) for request in islice(waiting, batch - len(active))
-            ]
+            joining = islice(waiting, batch - len(active))
+            active += [self._begin(model, request) for request in joining]
             if not active:
                 return
             yield from (one.generation() for one in active if one.finished)
@@ -428,9 +427,6 @@ def _copy_to_host(
         else:
             places, bonus = drawn_path(own, drafted, parents or range(len(drafted)))
         accepted = [drafted[place] for place in places]
-        facts = {
-            "drafted": drafted,
-            "survival": (*(round(logit, 4) for logit in survival),),
-            "parents": (*map(int, parents),),
-        }
+        logits = tuple(round(logit, 4) for logit in survival)
+        facts = {"drafted": drafted, "survival": logits, "parents": (*map(int, parents),)}
         yield _Verified(accepted, int(bonus), places if parents else None, facts)

@@ -23,8 +23,6 @@ from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 CREATION = MemoKey[Tensor]("lookahead.creation")  # confidence that made a branch, (K,)
 
-Reads = Literal["fused", "raw"]
-
 
 @register("explore.lookahead")
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Lookahead(Explore):
     base_wins: bool = False
     """Evaluate branches but continue with the base, to measure the gain from picking a branch
     (released as `verification_force_base_winner`)."""
-    reads: Reads = "fused"  # read confidences after or before credit
+    reads: Literal["fused", "raw"] = "fused"  # read confidences after or before credit
     base_competes: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
     """Whether the base may continue if there is a lookahead branch. If not, the released code skips
     the base's forward; here it is made, because the base decides which blocks are finished."""
@@ -98,12 +96,20 @@ class Lookahead(Explore):
         where_XW = best_X[:, None] == constant(range(window.width), best_X.device)
         branches.fill(where_XW & masked_1W, scores.ids_KW, window.start)
         if self.alpha:
-            parts = (confidence_1W[0, best_X], confidence_1W.new_ones(1))
-            branches.memo[CREATION] = torch.cat(parts)
+            created_X = confidence_1W[0, best_X]
+            branches.memo[CREATION] = torch.cat([created_X, created_X.new_ones(1)])
         return branches
 
     def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
-        confidence_K = self._of_branch(self._confidence(scores), window.eligible_KW)
+        confidence_KW, masked_KW = self._confidence(scores), window.eligible_KW
+        wide_KW = at_least_float32(confidence_KW)
+        if self.sliding is not None:
+            mean_K = lowest_window(wide_KW, masked_KW, self.sliding)
+        elif self.fraction < 1:
+            mean_K = mean_lowest(wide_KW, masked_KW, self.fraction)
+        else:
+            mean_K = mean_of(wide_KW, masked_KW)
+        confidence_K = mean_K.to(confidence_KW.dtype)
         if self.alpha == 0 or CREATION not in branches.memo:
             return confidence_K
         return self.alpha * branches.memo[CREATION] + (1 - self.alpha) * confidence_K
@@ -119,18 +125,6 @@ class Lookahead(Explore):
         """Return the confidences to read, (K, W)."""
         raw_KW = scores.raw_KW if self.reads == "raw" else None
         return scores.confidence_KW if raw_KW is None else raw_KW
-
-    def _of_branch(self, confidence_KW: Tensor, masked_KW: Tensor) -> Tensor:
-        """Return the confidence of the masked positions, (K,), in the scores' precision; 1 if there
-        are none."""
-        wide_KW = at_least_float32(confidence_KW)
-        if self.sliding is not None:
-            result_K = lowest_window(wide_KW, masked_KW, self.sliding)
-        elif self.fraction < 1:
-            result_K = mean_lowest(wide_KW, masked_KW, self.fraction)
-        else:
-            result_K = mean_of(wide_KW, masked_KW)
-        return result_K.to(confidence_KW.dtype)
 
 
 def mean_of(confidence_KW: Tensor, masked_KW: Tensor) -> Tensor:

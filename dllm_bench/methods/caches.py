@@ -122,9 +122,6 @@ class CausalCache(Cache):
         return ForwardPlan(kind_of(kv), feed, rows, feed, "block_causal", 1)
 
 
-Clock = Literal["block", "request"]
-
-
 @register("cache.prefix")
 @dataclass(frozen=True)
 class PrefixCache(Cache):
@@ -140,7 +137,8 @@ class PrefixCache(Cache):
 
     every: Positive | None = None  # ticks of `clock` between renewals; None: at a block's start
     attention: Attention = "full"
-    clock: Clock = "block"  # a tick is a forward of the block, or a round of the request
+    clock: Literal["block", "request"] = "block"  # a tick is a forward of the block, or a round of
+    # the request
     needs = needing({"schedule": Condition.BLOCKS_IN_ORDER})
 
     @property

@@ -18,20 +18,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import constant
-from dllm_bench.methods.common import (
-    COUNTS_STEPS,
-    OF_LOGITS,
-    Confidence,
-    Ranked,
-    TopK,
-    column,
-    first_of,
-    largest,
-    open_block,
-    order_of,
-    same_block,
-    step_in_block,
-)
+from dllm_bench.methods import common
+from dllm_bench.methods.common import COUNTS_STEPS, OF_LOGITS, Confidence, Ranked, TopK
 from dllm_bench.registry import register
 
 # --- EB-Sampler -----------------------------------------------------------------------------------
@@ -82,11 +70,11 @@ class EntropyBound(Select):
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         assert scores.neg_entropy_KW is not None  # by `needs`
-        order_KW = order_of(scores.confidence_KW, window.eligible_KW)
+        order_KW = common.order_of(scores.confidence_KW, window.eligible_KW)
         entropy_KW = -scores.neg_entropy_KW.gather(1, order_KW)
         left_out_KW = entropy_KW if self.left_out == "last" else entropy_KW.cummax(1).values
         allowed_K = (entropy_KW.cumsum(1) - left_out_KW <= self.gamma).sum(1)
-        return first_of(order_KW, allowed_K.clamp(min=self.least), window.eligible_KW)
+        return common.first_of(order_KW, allowed_K.clamp(min=self.least), window.eligible_KW)
 
 
 # --- LocalLeap ------------------------------------------------------------------------------------
@@ -210,8 +198,8 @@ class EarlyExit(Select):
 
     def _enough(self, opened: Window, state: DecodeState) -> Tensor:
         """Return the threshold of the gap in this forward, 0-d or (K,)."""
-        steps, step = self._steps(opened), step_in_block(state, opened)[0]
-        before = state.forwards if self.idle else open_block(opened) * steps + step
+        steps, step = self._steps(opened), common.step_in_block(state, opened)[0]
+        before = state.forwards if self.idle else common.open_block(opened) * steps + step
         share = torch.as_tensor((before + 1) / (steps * -(-opened.width // self.block)))
         later = torch.where(share < END, self.mid, self.late)
         return torch.where(share < MIDDLE, self.early, later)
@@ -220,9 +208,9 @@ class EarlyExit(Select):
         """Return the window with one open block: the first with masks or, with `idle`, the
         scheduled one."""
         window = replace(window, block=self.block)
-        first = state.forwards // self._steps(window) if self.idle else open_block(window)
+        first = state.forwards // self._steps(window) if self.idle else common.open_block(window)
         place_W = constant(range(window.width), window.eligible_KW.device) // self.block
-        return replace(window, eligible_KW=window.eligible_KW & (place_W == column(first)))
+        return replace(window, eligible_KW=window.eligible_KW & (place_W == common.column(first)))
 
 
 # --- SlowFast -------------------------------------------------------------------------------------
@@ -277,7 +265,7 @@ class SlowFast(Select):
         cycle_KW = rest_KW & (place_KW < cycle_KX[:, 2:3])
         region_KW = torch.where(cycle_KX[:, :1] < self.explores, rest_KW, cycle_KW)
         sure_KW = region_KW & (scores.probability_KW >= self.tau)
-        best_KW = largest(scores.confidence_KW, region_KW)
+        best_KW = common.largest(scores.confidence_KW, region_KW)
         where_KW = torch.where(sure_KW.sum(1, keepdim=True) >= 2, sure_KW, best_KW)
         written_KW = where_KW & (scores.ids_KW != state.special.mask)
         self._advance(cycle_KX, (cycle_KW & ~written_KW).any(1, keepdim=True), window, state)
@@ -293,7 +281,7 @@ class SlowFast(Select):
 
     def _cycle(self, window: Window, state: DecodeState) -> Tensor:
         """Return the cycle: the first one of the block if that was not open before."""
-        is_known = same_block(BLOCK, window, state)
+        is_known = common.same_block(BLOCK, window, state)
         if is_known is True:
             return state.memo[CYCLE]
         size = (len(window.eligible_KW), 4 + self.estimates)
@@ -306,14 +294,13 @@ class SlowFast(Select):
         """Return the position of each window position in the open block, (W,) or (K, W); others are
         outside of its range."""
         first: Tensor | int = window.origin + state.memo[BLOCK] * window.block - window.start
-        return constant(range(window.width), window.eligible_KW.device) - column(first)
+        return constant(range(window.width), window.eligible_KW.device) - common.column(first)
 
     def _estimated(self, cycle_KX: Tensor, far_KW: Tensor, place_KW: Tensor) -> Tensor:
         """Return the cycle with an estimate of its end, in a slow phase whose estimate is not
         final; it reaches to the last of the positions `far` (bool)."""
-        step_K1, start_K1, end_K1, settled_K1, guesses_KX = cycle_KX.split(
-            [1, 1, 1, 1, self.estimates], dim=1
-        )
+        sizes = [1, 1, 1, 1, self.estimates]
+        step_K1, start_K1, end_K1, settled_K1, guesses_KX = cycle_KX.split(sizes, dim=1)
         behind_K1 = (far_KW * (place_KW + 1)).amax(1, keepdim=True)
         guess_K1 = torch.where(far_KW.any(1, keepdim=True), behind_K1, start_K1 + 1)
         takes_K1 = (step_K1 < self.explores) & (settled_K1 == 0)

@@ -20,17 +20,9 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import constant, only
+from dllm_bench.methods import common
 from dllm_bench.methods.caches import DualCache, NoCache, Span, scoring_window
-from dllm_bench.methods.common import (
-    COUNTS_STEPS,
-    InTurn,
-    WithInner,
-    at_most,
-    column,
-    falling,
-    most_confident,
-    step_in_block,
-)
+from dllm_bench.methods.common import COUNTS_STEPS, InTurn, WithInner
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 # --- Fast-dLLM ------------------------------------------------------------------------------------
@@ -99,10 +91,10 @@ class Ration(WithInner):
     needs = COUNTS_STEPS
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step, total_K = step_in_block(state, window)
-        due_K = total_K * at_most(step + 1, self.steps) // self.steps
+        step, total_K = common.step_in_block(state, window)
+        due_K = total_K * common.at_most(step + 1, self.steps) // self.steps
         left_K = due_K - (total_K - window.eligible_KW.sum(1))
-        return most_confident(scores, window, left_K) & self.inner(scores, window, state)
+        return common.most_confident(scores, window, left_K) & self.inner(scores, window, state)
 
 
 @register("select.first_of_block")
@@ -123,8 +115,8 @@ class FirstOfBlock(WithInner):
         return self.inner.gives & {Condition.NEVER_STALLS}
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step, _ = step_in_block(state, window)
-        is_first, inner_KW = column(step) == 0, self.inner(scores, window, state)
+        step, _ = common.step_in_block(state, window)
+        is_first, inner_KW = common.column(step) == 0, self.inner(scores, window, state)
         if is_first is False:
             return inner_KW
         first_KW = window.eligible_KW & (window.eligible_KW.cumsum(1) == 1)
@@ -271,7 +263,7 @@ class Hierarchy(Select):
         best_KNX = torch.full_like(torch.nn.functional.pad(open_KNP, (0, 1)), -1.0)
         best_KNX = best_KNX.scatter_reduce(2, run_KNP, open_KNP, "amax")
         best_KNP = (open_KNP == best_KNX.gather(2, run_KNP)) & (open_KNP > self.low)
-        tau = falling(self.tau, self.fall, state)
+        tau = common.falling(self.tau, self.fall, state)
         return window.flat((best_KNP | (open_KNP > tau)) & masked_KNP)
 
 

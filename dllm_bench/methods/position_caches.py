@@ -76,9 +76,8 @@ def density(state: DecodeState, sigma: float) -> Tensor:
     def compute() -> Tensor:
         decoded_KG = (~state.masked_KL[:, state.prompt_len :]).float()
         size = decoded_KG.shape[1]
-        around_KX = torch.cat(
-            [torch.ones_like(decoded_KG), decoded_KG, decoded_KG[:, -1:].expand(-1, size)], 1
-        )
+        before_KG, after_KG = torch.ones_like(decoded_KG), decoded_KG[:, -1:].expand(-1, size)
+        around_KX = torch.cat([before_KG, decoded_KG, after_KG], 1)
         weight_XG = weights(size, sigma, decoded_KG.device)
         return pad(around_KX @ weight_XG, (state.prompt_len, 0), value=1.0)
 
@@ -436,7 +435,6 @@ class DKVGreedyCache(Cache):
 
 # --- DPad -----------------------------------------------------------------------------------------
 
-Law = Literal["gaussian", "uniform"]
 STAYS = MemoKey[Tensor]("dpad.stays")  # bool (1, L), on the host
 
 
@@ -455,7 +453,7 @@ class DPadCache(Cache):
     """
 
     inner: Cache = field(default_factory=NoCache)
-    law: Law = "gaussian"
+    law: Literal["gaussian", "uniform"] = "gaussian"
     window: Size = 128  # positions after the block among which some stay
     sigma: PositiveAmount = 4.0  # z at the end of the window, for "gaussian"
     scale: PositiveAmount = 2.0  # factor of the density, for "gaussian"

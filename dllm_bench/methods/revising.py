@@ -19,15 +19,9 @@ from dllm_bench.core.state import MASKED, DecodeState, MemoKey
 from dllm_bench.core.transfer import constant
 from dllm_bench.decoding.numerics import Precision, read_logits
 from dllm_bench.decoding.switches import with_added
+from dllm_bench.methods import common
 from dllm_bench.methods.caches import step_of_block
-from dllm_bench.methods.common import (
-    COUNTS_STEPS,
-    OF_LOGITS,
-    Pipeline,
-    column,
-    count_in_block,
-    most_confident,
-)
+from dllm_bench.methods.common import COUNTS_STEPS, OF_LOGITS, Pipeline
 from dllm_bench.registry import register
 
 # --- shared by revisers ---------------------------------------------------------------------------
@@ -132,7 +126,7 @@ def full_rounds(window: Window, state: DecodeState) -> tuple[Tensor | bool, Tens
     without masks, including this one."""
     masked = began_masked(window)
     full = ~masked if isinstance(masked, Tensor) else not masked
-    return masked, count_in_block(POST_ROUNDS, full, window, state)
+    return masked, common.count_in_block(POST_ROUNDS, full, window, state)
 
 
 def moves(changes_K: Tensor, masked: Tensor | bool, more_rounds: Tensor | bool) -> Tensor:
@@ -210,9 +204,9 @@ class Share(Select):
         return holding({Condition.IDLES: self.idle})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        begun = count_in_block(SHARE_BEGUN, began_masked(window), window, state)
+        begun = common.count_in_block(SHARE_BEGUN, began_masked(window), window, state)
         count = window.block // self.steps + (begun <= window.block % self.steps)
-        return most_confident(scores, window, count)
+        return common.most_confident(scores, window, count)
 
 
 BEGUN = MemoKey[Tensor]("edit.begun")  # (K,): forwards of the open block that began with masks
@@ -243,14 +237,14 @@ class Edit(Budgeted):
         masked, rounds = full_rounds(window, state)
         other_KW = scores.ids_KW != window.of(state.tokens_KL)
         write_KW = self.revisable(window, state) & other_KW & (scores.probability_KW > self.tau)
-        if (is_due := column(rounds) <= self.rounds) is not True:
+        if (is_due := common.column(rounds) <= self.rounds) is not True:
             write_KW = write_KW & is_due
         edits = self.tau < 1 or self.steps is not None  # otherwise there is nothing to edit
         more_rounds = rounds < self.rounds + self.ignores_last
         holds_K = moves(write_KW.any(1), edits and masked, more_rounds)
         hold_K = holds_K * HELD
         if self.steps is not None:
-            over = count_in_block(BEGUN, masked, window, state) >= self.steps
+            over = common.count_in_block(BEGUN, masked, window, state) >= self.steps
             if masked is not True:
                 left_K = torch.where(masked, over, ~holds_K) if masked is not False else ~holds_K
                 hold_K = hold_K.masked_fill(left_K, LEFT)

@@ -21,15 +21,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Round, Scores, Select
 from dllm_bench.core.declared import Amount, Positive, Probability
-from dllm_bench.core.decoder import (
-    FIXED_CANVAS,
-    ONE_BRANCH,
-    ONE_OPEN_BLOCK,
-    Condition,
-    Conditions,
-    holding,
-    needing,
-)
+from dllm_bench.core.decoder import Condition, Conditions, holding, needing
 from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
@@ -114,10 +106,12 @@ class SelfVerified(Select):
     """Which rows see nothing after them: those of finished blocks, or all before the first mask."""
     reads_rows = "window"
     needs = needing(
-        ONE_BRANCH,
-        ONE_OPEN_BLOCK,
-        FIXED_CANVAS,
-        {"cache": Condition.BLOCK_CAUSAL, "model": Condition.UNSHIFTED},
+        {
+            "explore": Condition.ONE_BRANCH,
+            "schedule": (Condition.ONE_OPEN_BLOCK, Condition.FIXED_CANVAS),
+            "cache": Condition.BLOCK_CAUSAL,
+            "model": Condition.UNSHIFTED,
+        }
     )
 
     @property

@@ -275,8 +275,11 @@ class FixedForward:
         self.ids_KF[:branches, :fed] = tokens_KF
         if self._changed("positions", (plan.feed, plan.added)):
             self.position_1F[0, :fed] = plan.positions(self.ids_KF.device)
-        if self._changed("cached", (spans, plan.alone)):
-            self._write_cached(spans, plan.alone)
+        cached_C = self.mask.cached_C
+        if self._changed("cached", (spans, plan.alone)) and cached_C is not None:
+            cached_C.fill_(HIDDEN)
+            for start, stop in spans:
+                cached_C[start : stop if plan.alone is None else min(stop, plan.alone)] = 0
         seen = MaskShape.of(plan, 1, ())
         if seen.sees_all:  # looks the same wherever it is
             seen = MaskShape(1, (0, fed), ())
@@ -290,13 +293,6 @@ class FixedForward:
         same = self._written.get(name) == value
         self._written[name] = value
         return not same
-
-    def _write_cached(self, spans: tuple[Span, ...], alone: int | None) -> None:
-        if self.mask.cached_C is None:
-            return
-        self.mask.cached_C.fill_(HIDDEN)
-        for start, stop in spans:
-            self.mask.cached_C[start : stop if alone is None else min(stop, alone)] = 0
 
     def _write_own(self, seen: MaskShape, fed: int, visible_K: Tensor | None) -> None:
         """Write each branch's own window, without the padding."""
@@ -405,10 +401,8 @@ class FixedShapeDenoiser(TransformerDenoiser):
         """Warn once that forwards run without a graph."""
         if why not in self._warned:
             self._warned.add(why)
-            warnings.warn(
-                f"hardware.compile=max: forwards run without CUDA graphs, because {why}.",
-                stacklevel=2,
-            )
+            message = f"hardware.compile=max: forwards run without CUDA graphs, because {why}."
+            warnings.warn(message, stacklevel=2)
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         branches, fed = tokens_KF.shape
@@ -455,10 +449,8 @@ class FixedShapeDenoiser(TransformerDenoiser):
         store = self._shared_store()
         every_K = [1 << n for n in range(padded(self._most_branches).bit_length())]
         windows = [window for window in WINDOWS if window <= padded_window(store.length)]
-        shapes = (
-            FixedShape(branches, window, cached, feature_layers)
-            for branches, window, cached in product(every_K, windows, (0, store.length))
-        )
+        sizes = product(every_K, windows, (0, store.length))
+        shapes = (FixedShape(*size, feature_layers) for size in sizes)
         return [shape for shape in shapes if shape.rows <= ROWS]
 
     def _prepare(self, feature_layers: tuple[int, ...]) -> None:

@@ -287,12 +287,9 @@ class BatchCache:
         self, keys_1ANE: Tensor, values_1ANE: Tensor, layer: int, *rest: object
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Store fresh K/V of a layer and return what each request attends to."""
-        keys = split_requests(keys_1ANE, self.requests)
-        values = split_requests(values_1ANE, self.requests)
-        visible = [
-            request.kv.update(own_keys, own_values, layer)
-            for request, own_keys, own_values in zip(self.requests, keys, values, strict=True)
-        ]
+        parts = [split_requests(part, self.requests) for part in (keys_1ANE, values_1ANE)]
+        each = zip(self.requests, *parts, strict=True)
+        visible = [request.kv.update(keys, values, layer) for request, keys, values in each]
         return [keys for keys, _ in visible], [values for _, values in visible]
 
     def slots(self, layer: int, rows: int) -> None:
@@ -359,9 +356,7 @@ def _attend_batch(
         cached = [kv.aside(key, value, layer) for _, key, value, _, kv in each]
         rows = [request.rows for request in mask.requests]
         return attend_windows(query_1ANE, (key_1GNE, value_1GNE), cached, rows, mask.window)
-    attended = [
-        _attend_request(query, key, value, own, kv, layer) for query, key, value, own, kv in each
-    ]
+    attended = [_attend_request(*one, layer) for one in each]
     return torch.cat([part.flatten(0, 1) for part in attended])[None]
 
 
@@ -380,9 +375,8 @@ def attend_windows(
     old = [attend_with_mass(query, *one) for query, one in zip(queries, cached, strict=True)]
     if len(old) == 1:
         return join(*old[0], *own)
-    return join(
-        torch.cat([part for part, _ in old], 1), torch.cat([mass for _, mass in old], 2), *own
-    )
+    attended, masses = zip(*old, strict=True)
+    return join(torch.cat(attended, 1), torch.cat(masses, 2), *own)
 
 
 def attend_fixed(

@@ -271,9 +271,7 @@ def begin_draft(kv: PositionCache, stop: int, stored: int) -> ForwardPlan:
     """Return a plan that feeds from the end of the cache to `stop` and keeps positions before
     `stored`."""
     feed = (kv.length, stop)
-    plan = ForwardPlan(
-        ForwardKind.DRAFT, feed=feed, rows=(stored, stored + 1), store=(kv.length, stored)
-    )
+    plan = ForwardPlan(ForwardKind.DRAFT, feed, (stored, stored + 1), (kv.length, stored))
     kv.begin(plan, stop)
     return plan
 
@@ -375,9 +373,8 @@ class DraftNetwork(nn.Module):
         """Return cosines and sines of F positions from `first` on, in the dtype and on the device
         of `like`: views of those of many positions."""
         last = first + like_1FX.shape[1]
-        cos_1LE, sin_1LE = angles(
-            self.rotary_emb, last + -last % ANGLES, like_1FX.device, like_1FX.dtype
-        )
+        length = last + -last % ANGLES
+        cos_1LE, sin_1LE = angles(self.rotary_emb, length, like_1FX.device, like_1FX.dtype)
         return cos_1LE[:, first:last], sin_1LE[:, first:last]
 
 
@@ -388,9 +385,8 @@ class BlockDraftNetwork(DraftNetwork):
         super().__init__(config, drafter_config)
         width = config.hidden_size
         self.hidden_norm = RMSNorm(width, config.rms_norm_eps)
-        self.layers = nn.ModuleList(
-            BlockLayer(config, index, drafter_config) for index in range(config.num_hidden_layers)
-        )
+        indices = range(config.num_hidden_layers)
+        self.layers = nn.ModuleList(BlockLayer(config, i, drafter_config) for i in indices)
         if drafter_config.candidates:
             self.candidate_selector = PathSelector(config.vocab_size, drafter_config.rank, width)
         elif drafter_config.rank:

@@ -394,9 +394,7 @@ def buffer(like: Tensor, length: int, begin: Tensor | None = None) -> Tensor:
     """Return a buffer (1, G, `length`, E) that holds `begin`; writable in and out of inference
     mode."""
     with torch.inference_mode(False):
-        values = torch.zeros(
-            1, like.shape[1], length, like.shape[3], dtype=like.dtype, device=like.device
-        )
+        values = like.new_zeros(1, like.shape[1], length, like.shape[3])
     if begin is not None:
         values[:, :, : begin.shape[2]] = begin
     return values

@@ -79,13 +79,10 @@ class Projections:
 
     def __init__(self, layers: Sequence[Linear], joined: bool) -> None:
         groups = [layers] if joined else [[layer] for layer in layers]
-        self._matrices = [
-            (
-                _joined([layer.weight for layer in group]),
-                None if group[0].bias is None else _joined([layer.bias for layer in group]),
-            )
-            for group in groups
-        ]
+        self._matrices = list[tuple[Tensor, Tensor | None]]()
+        for group in groups:
+            bias = None if group[0].bias is None else _joined([layer.bias for layer in group])
+            self._matrices.append((_joined([layer.weight for layer in group]), bias))
 
     def __call__(self, values: Tensor) -> tuple[Tensor, ...]:
         """Return the output of each matrix."""
@@ -292,12 +289,9 @@ class RowLayer:
         self._normed_1XH = self._layer.normed(hidden_1XH)
         self._rows_R = self._rule.rows(self)
         rows = self._length if self._rows_R is None else self._rows_R.shape[0]
-        attended_1RH = changed_1RH = None
-        if rows:
-            attended_1RH = self._attended(rows, inputs)
+        attended_1RH = self._attended(rows, inputs) if rows else None
         hidden_1XH = hidden_1XH + self._renewed(ATTENTION, attended_1RH)
-        if rows:
-            changed_1RH = self._layer.changed(self._of_rows(hidden_1XH, 1))
+        changed_1RH = self._layer.changed(self._of_rows(hidden_1XH, 1)) if rows else None
         hidden_1XH = hidden_1XH + self._renewed(MLP, changed_1RH)
         self._kv.layer_work.append((rows, self._bytes_read(self._length - rows)))
         return hidden_1XH

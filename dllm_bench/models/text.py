@@ -327,11 +327,12 @@ class TextCodec:
     def decode_visibly(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of ids, special tokens included."""
         with rust_panics_named(f"Decoding tokens of model {self.name!r}"):
-            how = {
-                "skip_special_tokens": skip_special_tokens,
-                "clean_up_tokenization_spaces": False,
-            }
-            return str(self._tokenizer().decode(list(ids), **how))
+            text = self._tokenizer().decode(
+                list(ids),
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
+            )
+            return str(text)
 
     def _plain(self, text: str) -> list[int]:
         with rust_panics_named(f"Encoding a text for model {self.name!r}"):

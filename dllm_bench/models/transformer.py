@@ -24,31 +24,12 @@ from torch.nn.functional import rms_norm
 
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.request import SpecialTokens
+from dllm_bench.models import attention
 from dllm_bench.models.adapters import PLAIN_CLASSES
-from dllm_bench.models.attention import (
-    PER_REQUEST,
-    AnyMask,
-    AttentionInputs,
-    BatchCache,
-    BatchedRequest,
-    BatchMask,
-    MaskShape,
-    OwnMask,
-    attend_per_request,
-    attention_mask,
-    branch_windows,
-    mask_of_sets,
-    per_request_attention,
-)
+from dllm_bench.models.attention import AnyMask, AttentionInputs, BatchCache, BatchMask, OwnMask
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.layer_ops import Rotation
-from dllm_bench.models.layers import (
-    DecoderLayer,
-    PlainLayer,
-    layers_under,
-    module_layers,
-    own_layers,
-)
+from dllm_bench.models.layers import PlainLayer, layers_under, module_layers, own_layers
 from dllm_bench.models.plain_module import PlainModule
 
 # Kinds of layers, as transformers names them.
@@ -89,15 +70,12 @@ class TransformerDenoiser(Denoiser):
         self.device: torch.device = module.lm_head.weight.device
         self.dtype: torch.dtype = module.lm_head.weight.dtype
         config = module.config
-        self.layers: list[DecoderLayer] = (own_layers if self.owns_layers else module_layers)(
-            module
-        )
+        self.layers = own_layers(module) if self.owns_layers else module_layers(module)
         self.num_layers: int = config.num_hidden_layers
         self.position_bytes: int = 4 * config.hidden_size * self.dtype.itemsize
         self.hidden_size: int = config.hidden_size
-        self.chooses_rows = isinstance(module, PlainModule) or bool(
-            PLAIN_CLASSES & {kind.__name__ for kind in type(module).__mro__}
-        )
+        classes = {kind.__name__ for kind in type(module).__mro__}
+        self.chooses_rows = bool(classes & {"PlainModule", *PLAIN_CLASSES})
         self._last_request: tuple[object, tuple[int, ...], PositionCache] | None = None
         self._rotated: tuple[object, dict[str, Rotation]] = (None, {})  # span, of the last one
         self._positions = 0  # the first ones, whose rotary embeddings are kept
@@ -167,16 +145,11 @@ class TransformerDenoiser(Denoiser):
             return super().forward_batch(tokens, plans, caches)
         kvs = [as_position_cache(kv) for kv in caches]
         fed = [self._begin(*each) for each in zip(tokens, plans, kvs, strict=True)]
-        wanted = [
-            self._wanted_rows(*each)
-            for each in zip(self._layers_of_batch(fed, plans, kvs), plans, kvs, strict=True)
-        ]
+        wanted = list(map(self._wanted_rows, self._layers_of_batch(fed, plans, kvs), plans, kvs))
         flat_NH = torch.cat([rows_KRH.flatten(0, 1) for rows_KRH in wanted])
         counts = [len(rows_KRH) * rows_KRH.shape[1] for rows_KRH in wanted]
-        return [
-            logits_NV.view(*rows_KRH.shape[:2], -1)
-            for logits_NV, rows_KRH in zip(self._logits(flat_NH).split(counts), wanted, strict=True)
-        ]
+        pairs = zip(self._logits(flat_NH).split(counts), wanted, strict=True)
+        return [logits_NV.view(*rows_KRH.shape[:2], -1) for logits_NV, rows_KRH in pairs]
 
     def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """Check the plan and prepare the cache for it; return the fed tokens (K, F)."""
@@ -259,24 +232,23 @@ class TransformerDenoiser(Denoiser):
         self, fed: Sequence[Tensor], plans: Sequence[ForwardPlan], kvs: Sequence[PositionCache]
     ) -> list[Tensor]:
         """Compute `_layers` of several requests, whose rows form one sequence."""
+        groups = map(independent_sequences, map(len, fed), plans, kvs)
         requests = [
-            BatchedRequest(
-                plan, kv, independent_sequences(len(one), plan, kv), len(one), one.numel()
-            )
-            for one, plan, kv in zip(fed, plans, kvs, strict=True)
+            attention.BatchedRequest(plan, kv, count, len(fed_KF), fed_KF.numel())
+            for fed_KF, plan, kv, count in zip(fed, plans, kvs, groups, strict=True)
         ]
         spans = [plan.positions(self.device) for plan in plans]
         repeated = [span_F.repeat(r.branches) for span_F, r in zip(spans, requests, strict=True)]
-        attention = self._module.config._attn_implementation
+        backend = self._module.config._attn_implementation
         masks = {}
         for kind in set(self._kinds):
             own = [self._mask(kind, r.plan, r.branches // r.groups, r.kv) for r in requests]
-            masks[kind] = BatchMask(attention, requests, own)
+            masks[kind] = BatchMask(backend, requests, own)
         ids_1N = torch.cat([fed_KF.flatten() for fed_KF in fed])[None]
         hidden_1NH = self._embed_fed(ids_1N, self._added_of_batch(fed, plans))
         rotations = self._rotations(hidden_1NH, torch.cat(repeated)[None])
         layers, taps = layers_under(plans[0], kvs[0], self.layers), plans[0].feature_layers
-        with per_request_attention(self._module.config):
+        with attention.per_request_attention(self._module.config):
             hidden, features = self._run_layers(
                 layers, hidden_1NH, rotations, masks, BatchCache(requests), taps
             )
@@ -284,22 +256,18 @@ class TransformerDenoiser(Denoiser):
         if features is not None:
             for kv, features_1FC in zip(kvs, features.split(rows, dim=1), strict=True):
                 kv.features = features_1FC
-        return [
-            hidden_NH.view(*fed_KF.shape, -1)
-            for hidden_NH, fed_KF in zip(hidden[0].split(rows), fed, strict=True)
-        ]
+        pairs = zip(hidden[0].split(rows), fed, strict=True)
+        return [hidden_NH.view(*fed_KF.shape, -1) for hidden_NH, fed_KF in pairs]
 
     def _added_of_batch(self, fed: Sequence[Tensor], plans: Sequence[ForwardPlan]) -> Tensor | None:
         """Return the embeddings that the plans add, concatenated (N, H); None if there are none."""
         if all(plan.added_KFH is None for plan in plans):
             return None
         nothing_1H = self._module.lm_head.weight.new_zeros(1, self.hidden_size)
-        added = [
-            nothing_1H.expand(fed_KF.numel(), -1)
-            if plan.added_KFH is None
-            else plan.added_KFH.flatten(0, 1)
-            for fed_KF, plan in zip(fed, plans, strict=True)
-        ]
+        added = list[Tensor]()
+        for fed_KF, plan in zip(fed, plans, strict=True):
+            none_NH = nothing_1H.expand(fed_KF.numel(), -1)
+            added.append(none_NH if plan.added_KFH is None else plan.added_KFH.flatten(0, 1))
         return torch.cat(added)
 
     def _run_layers(
@@ -328,13 +296,13 @@ class TransformerDenoiser(Denoiser):
         """Return the mask of the layers of one kind, or the windows of branches that need none."""
         window = self._window(kind)
         if plan.sets is not None:
-            return mask_of_sets(plan, window, self.dtype)
-        shape = MaskShape.of(plan, branches, kv.spans, window)
+            return attention.mask_of_sets(plan, window, self.dtype)
+        shape = attention.MaskShape.of(plan, branches, kv.spans, window)
         if self.layers[0].takes_windows:
-            windows = branch_windows(shape, plan.visible_K, self.device)
+            windows = attention.branch_windows(shape, plan.visible_K, self.device)
             if windows is not None:
                 return windows
-        return attention_mask(shape, plan.visible_K, self.dtype, self.device)
+        return attention.attention_mask(shape, plan.visible_K, self.dtype, self.device)
 
     def _window(self, kind: str) -> int:
         """Return how many positions back the layers of one kind see, 0 for all."""
@@ -412,7 +380,7 @@ def ready_to_decode(module: Any) -> Any:
         return module.eval()
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # takes seconds to import
 
-    ALL_ATTENTION_FUNCTIONS.register(PER_REQUEST, attend_per_request)
+    ALL_ATTENTION_FUNCTIONS.register(attention.PER_REQUEST, attention.attend_per_request)
     module.config.is_causal = False
     for layer in module.model.layers:
         layer.self_attn.is_causal = False

@@ -150,10 +150,8 @@ class FunctionDenoiser(Denoiser):
         """Return logits (K, F, V); a branch that sees less of the canvas is a call of its own."""
         if visible_K is None:
             return self._logits(ids_KF)
-        rows = [
-            self._logits(ids_F[None, :visible])[0]
-            for ids_F, visible in zip(ids_KF, visible_K.tolist(), strict=True)
-        ]
+        pairs = zip(ids_KF, visible_K.tolist(), strict=True)
+        rows = [self._logits(ids_F[None, :visible])[0] for ids_F, visible in pairs]
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     @torch.inference_mode()

@@ -298,12 +298,11 @@ class StoredDrafts:
         rows = [row for trace, _, _ in kept for row in trace.forwards]
         ms = {kind: sum(row.ms for row in rows if row.kind == kind) for kind in ForwardKind}
         drafts = (ForwardKind.DRAFT, ForwardKind.SELF_DRAFT)
-        steps = sum(ms[kind] for kind in (*drafts, ForwardKind.HEAD)) / (
-            ms[ForwardKind.VERIFY] or 1
-        )
+        drafting_ms = sum(ms[kind] for kind in (*drafts, ForwardKind.HEAD))
         rounds = [row for row in rows if row.kind in drafts]
         calls = sum(row.calls for row in rounds)
         width = max(1, ceil(sum(row.fed for row in rounds) / (calls or 1)))
+        steps = drafting_ms / (ms[ForwardKind.VERIFY] or 1)
         return cls(texts, steps, width, calls / (len(rounds) or 1))
 
     def halves(self) -> tuple[StoredDrafts, StoredDrafts]:
@@ -334,13 +333,11 @@ class StoredDrafts:
                     "decoder.length.tokens=0."
                 )
         probabilities = (temperatures or Temperatures()).probabilities
-        return [
-            [
-                DraftOutcome(tuple(probabilities(o.logits) or [1.0] * o.tokens), o.right)
-                for o in text
-            ]
-            for text in self.texts
-        ]
+
+        def outcome(one: StoredDraft) -> DraftOutcome:
+            return DraftOutcome((*(probabilities(one.logits) or [1.0] * one.tokens),), one.right)
+
+        return [[*map(outcome, text)] for text in self.texts]
 
     def drafting(self, profile: StepProfile, tokens: int | None = None) -> Callable[[int], float]:
         """Return the number of requests -> seconds of drafting for them in one step.

@@ -98,11 +98,8 @@ def remarks(record: RunRecord) -> Iterator[tuple[str, str]]:
 def sample_page(record: RunRecord) -> str:
     """Return the frame of the trace viewer, with what it needs to know of the run."""
     spec = record.spec
-    page = Page(
-        f"runs/{spec.short}/sample.html",
-        "sample",
-        [("runs", "index.html#runs"), (run_title(spec), run_address(spec.short))],
-    )
+    parents = [("runs", "index.html#runs"), (run_title(spec), run_address(spec.short))]
+    page = Page(f"runs/{spec.short}/sample.html", "sample", parents)
     data = {"ids": record.columns["id"], "chunk": SAMPLES_PER_SCRIPT, **COLOURS}
     return page.render("sample.html", {"data": script_json(data)})
 

@@ -106,10 +106,8 @@ class TextSource:
 
     def _here(self, spec: RunSpec) -> RunSpec:
         """Return the run with its model and benchmark as this machine's configuration has them."""
-        model, benchmark = (
-            on_this_machine(group, getattr(spec, group), self.compose)
-            for group in ("model", "benchmark")
-        )
+        model = on_this_machine("model", spec.model, self.compose)
+        benchmark = on_this_machine("benchmark", spec.benchmark, self.compose)
         return replace(spec, model=ModelGroup(model), benchmark=BenchmarkGroup(benchmark))
 
 
