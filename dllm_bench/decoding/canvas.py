@@ -222,11 +222,8 @@ class _CanvasText:
         if len(self.ids) == first:
             self.ids += top
             self.born += [index] * len(top)
-        changes = [
-            Change(at, self.ids[at], self.born[at], token)
-            for at, token in enumerate(top, first)
-            if token != self.ids[at]
-        ]
+        changed = [at for at, token in enumerate(top, first) if token != self.ids[at]]
+        changes = [Change(at, self.ids[at], self.born[at], top[at - first]) for at in changed]
         self.forwards[-1] = replace(self.forwards[-1], changes=tuple(changes), accepted=accepted)
         for change in changes:
             self.ids[change.position], self.born[change.position] = change.after, index

@@ -82,19 +82,13 @@ def read_logits(
     else:
         chosen_R = rows_RV.gather(-1, ids_KW.reshape(-1, 1))[:, 0].to(dtype).to(best_R.dtype)
         probability_R = (chosen_R - best_R).exp_().div_(sum_R)
-    if published:
-        entropy_R = _published_entropy(rows_RV, best_R, sum_R, dtype, eps)
+    if published and fused.available(rows_RV, dtype):
+        entropy_R = fused.neg_entropy(rows_RV, best_R, sum_R, dtype, eps)
+    elif published:
+        parts = [neg_entropy(part.to(dtype), "model", eps) for part in _portions(rows_RV)]
+        entropy_R = torch.cat(parts)
     entropy_KW = None if entropy_R is None else entropy_R.view(shape)
     return Candidates(ids_KW, probability_R.to(dtype).view(shape), entropy_KW)
-
-
-def _published_entropy(
-    logits_RV: Tensor, best_R: Tensor, sum_R: Tensor, dtype: torch.dtype, eps: float
-) -> Tensor:
-    """Return `neg_entropy` (R,) of rows whose maximum and sum of exponentials are known."""
-    if fused.available(logits_RV, dtype):
-        return fused.neg_entropy(logits_RV, best_R, sum_R, dtype, eps)
-    return torch.cat([neg_entropy(part.to(dtype), "model", eps) for part in _portions(logits_RV)])
 
 
 def _portions(logits_RV: Tensor) -> Sequence[Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dllm_bench.core.declared import Amount, Count, Positive, Probability
 from dllm_bench.core.decoder import ComposedDecoder, Condition, DecoderSummary, needing
-from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
 from dllm_bench.core.speculative import (
     Context,
@@ -230,7 +230,7 @@ class SpeculativeDecoder(ComposedDecoder):
         request = self.prepare(model, request)
         uniforms = self.uniforms(request, model.device)
         sampler: Sampler = TruncatedSampler(self.temperature, uniforms, self.top_p, self.top_k)
-        one = _ActiveRequest.start(model, request, self.draft, sampler)
+        one = _ActiveRequest(model, request, self.draft, sampler)
         plan = one.plan(ForwardKind.PREFILL, Proposal(one.tokens_L[:0]), self.draft.feature_layers)
         (logits_1V,) = target_forward([one], [plan])
         one.commit(sampler.sample(logits_1V)[0].tolist())
@@ -258,17 +258,9 @@ class SpeculativeDecoder(ComposedDecoder):
         sampler = one.sampler
         if not self.verify.reads_probabilities:
             sampler = replace(sampler, temperature=0.0)
-        context = Context(
-            one.tokens_L,
-            one.features_1FC,
-            one.model,
-            one.draft_kv,
-            one.clock.mark,
-            one.host_1L[0, : one.committed],
-            one.request.max_new_tokens - len(one.born),
-            one.kv,
-            one.ahead_DV,
-        )
+        read, own = (one.tokens_L, one.features_1FC), (one.model, one.draft_kv, one.clock.mark)
+        host_L, left = one.host_1L[0, : one.committed], one.request.max_new_tokens - len(one.born)
+        context = Context(*read, *own, host_L, left, one.kv, one.ahead_DV)
         proposal = self.draft.propose(context, sampler)
         one.record_draft(proposal)
         return proposal
@@ -305,39 +297,27 @@ def target_forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan
     return [logits_1RV[0] for logits_1RV in logits]
 
 
-@dataclass
 class _ActiveRequest:
     """One request that is being decoded: committed tokens, caches, and the trace so far."""
 
-    model: Target
-    request: Request
-    sampler: Sampler
-    canvas_1L: Tensor
-    host_1L: Tensor  # the committed tokens on the host; the canvas itself if that is its device
-    committed: int  # positions decided, the prompt included
-    kv: KVCache  # the target's
-    draft_kv: KVCache | None  # the drafter's
-    clock: Clock
-    features_1FC: Tensor | None = None  # what the drafter reads next
-    ahead_DV: Tensor | None = None  # the same: logits of the last forward after what was committed
-    forwards: list[Forward] = field(default_factory=list)
-    born: list[int] = field(default_factory=list)  # forward that committed each new token
-    ended: bool = False  # whether an end token was committed
-    round_due: bool = False  # whether a round is made even if an end token was committed
-
-    @classmethod
-    def start(
-        cls, model: Target, request: Request, draft: Draft, sampler: Sampler
-    ) -> _ActiveRequest:
+    def __init__(self, model: Target, request: Request, draft: Draft, sampler: Sampler) -> None:
         """Put the prompt on a canvas with room for all that the last round may add."""
-        prompt = len(request.prompt_ids)
-        room = prompt + request.max_new_tokens + draft.longest + 1
-        host_1L = torch.full((1, room), model.special.mask)
-        host_1L[0, :prompt] = torch.tensor(request.prompt_ids)
-        canvas_1L = to_device(host_1L, model.device)
-        kv, draft_kv = model.new_cache(room), draft.new_cache(model, room)
-        clock = Clock(model.device)
-        return cls(model, request, sampler, canvas_1L, host_1L, prompt, kv, draft_kv, clock)
+        self.model, self.request, self.sampler = model, request, sampler
+        self.committed = len(request.prompt_ids)  # positions decided, the prompt included
+        room = self.committed + request.max_new_tokens + draft.longest + 1
+        # the committed tokens on the host; the canvas itself if that is its device
+        self.host_1L = torch.full((1, room), model.special.mask)
+        self.host_1L[0, : self.committed] = torch.tensor(request.prompt_ids)
+        self.canvas_1L = to_device(self.host_1L, model.device)
+        self.kv, self.draft_kv = model.new_cache(room), draft.new_cache(model, room)
+        self.clock = Clock(model.device)
+        self.features_1FC: Tensor | None = None  # what the drafter reads next
+        self.ahead_DV: Tensor | None = None  # the same: logits of the last forward after what was
+        # committed
+        self.forwards: list[Forward] = []
+        self.born: list[int] = []  # forward that committed each new token
+        self.ended = False  # whether an end token was committed
+        self.round_due = False  # whether a round is made even if an end token was committed
 
     @property
     def tokens_L(self) -> Tensor:

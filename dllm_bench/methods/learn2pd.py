@@ -160,17 +160,11 @@ class EndOfTextPrediction(Stop):
             memo[AHEAD_IDS], memo[AHEAD_PROBABILITY] = top1(round.ahead_KXV)
 
     def on_commit(self, round: Round) -> None:
-        ids_KA, probability_KA = round.scores.ids_KW, round.scores.probability_KW
+        state, window = round.state, round.window
+        ids_A, probability_A = round.scores.ids_KW[0], round.scores.probability_KW[0]
         if self.ahead:
-            memo = round.state.memo
-            ids_KA = torch.cat([ids_KA, memo[AHEAD_IDS]], 1)
-            probability_KA = torch.cat([probability_KA, memo[AHEAD_PROBABILITY]], 1)
-        round.cut(self._length(ids_KA[0], probability_KA[0], round.window, round.state))
-
-    def _length(
-        self, ids_A: Tensor, probability_A: Tensor, window: Window, state: DecodeState
-    ) -> Tensor:
-        """Return the new length of the canvas, 0-d int64."""
+            ids_A = torch.cat([ids_A, state.memo[AHEAD_IDS][0]])
+            probability_A = torch.cat([probability_A, state.memo[AHEAD_PROBABILITY][0]])
         # masked before the commit, with the end token as the candidate
         born_A = state.born_KL[0, window.start : window.start + len(ids_A)]
         ends_A = (born_A == MASKED) | (born_A == state.forwards)
@@ -181,4 +175,4 @@ class EndOfTextPrediction(Stop):
         first = accepted_A.long().argmax()
         best = probability_A.masked_fill(~ends_A, -1.0).argmax()
         last = window.start + torch.where(accepted_A.any(), first, best)
-        return torch.where(ends_A.any(), last + 1, state.length)
+        round.cut(torch.where(ends_A.any(), last + 1, state.length))

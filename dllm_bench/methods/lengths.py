@@ -94,13 +94,11 @@ class MaskLast(Score):
         forbid(others_KWV, [state.special.mask])
         other = self.inner(others_KWV, state, window)
         masks_KW = first.ids_KW == state.special.mask
-        return replace(
-            first,
-            ids_KW=torch.where(masks_KW, other.ids_KW, first.ids_KW),
-            probability_KW=first.probability_KW.masked_fill(masks_KW, 0),
-            confidence_KW=torch.where(masks_KW, other.confidence_KW - 1, first.confidence_KW),
-            raw_KW=first.confidence_KW,
-        )
+        ids_KW = torch.where(masks_KW, other.ids_KW, first.ids_KW)
+        probability_KW = first.probability_KW.masked_fill(masks_KW, 0)
+        raw_KW = first.confidence_KW
+        confidence_KW = torch.where(masks_KW, other.confidence_KW - 1, raw_KW)
+        return Scores(ids_KW, probability_KW, confidence_KW, raw_KW, first.neg_entropy_KW)
 
 
 SIZING = "daedal.sizing"  # host: whether this forward only finds the canvas length

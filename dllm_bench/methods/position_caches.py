@@ -59,12 +59,9 @@ class Density(Score):
         density_KW = window.of(density(state, self.sigma))
         if window.rows_M is not None:
             density_KW = density_KW.flatten()[window.rows_M][None]
-        return replace(
-            scores,
-            probability_KW=scores.probability_KW * density_KW,
-            confidence_KW=scores.confidence_KW * density_KW,
-            raw_KW=scores.confidence_KW,
-        )
+        probability_KW, raw_KW = scores.probability_KW * density_KW, scores.confidence_KW
+        product = (scores.ids_KW, probability_KW, raw_KW * density_KW)
+        return Scores(*product, raw_KW, scores.neg_entropy_KW)
 
 
 def density(state: DecodeState, sigma: float) -> Tensor:
@@ -139,13 +136,8 @@ class D2Cache(Cache):
     inflate: Count = 0  # largest distance of two fed rows between which all are fed
     released: bool = False  # confidences, blocks and rows as in the released code
     gives = frozenset({Condition.FULL_ATTENTION})
-    needs = needing(
-        ONE_BRANCH,
-        ONE_OPEN_BLOCK,
-        {
-            "schedule": Condition.EQUAL_BLOCKS,
-            "score": (Condition.RAW_CONFIDENCE, Condition.ROW_BY_ROW),
-        },
+    needs = COUNTS_STEPS | needing(
+        ONE_BRANCH, {"score": (Condition.RAW_CONFIDENCE, Condition.ROW_BY_ROW)}
     )
 
     def on_start(self, round: Round) -> None:
@@ -156,25 +148,18 @@ class D2Cache(Cache):
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv
         plan = NoCache().plan(round)
-        if NEXT in round.host:
-            next_L = round.on_host(NEXT)
-        else:
-            next_L = torch.zeros(branches.length, dtype=torch.long)
+        nothing_L = torch.zeros(branches.length, dtype=torch.long)
+        next_L = round.on_host(NEXT) if NEXT in round.host else nothing_L
         next_L[kv.length :] = FED | SCORED  # positions that no forward has fed yet
         scored_L = next_L >= SCORED
         fed_L = (next_L % SCORED == FED) | kv.predicting(scored_L[None])[0]
         fed_L, scored_L = fed_L[: window.visible], scored_L[window.start : window.stop]
         masks = (fed_L, ~fed_L, scored_L)
         feed_F, read_C, scored_M = true_indices(masks, branches.born_KL.device)
-        return replace(
-            plan,
-            kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,
-            rows=(window.start, window.visible),
-            store=plan.feed,
-            sets=PositionSets(feed_F, read_C, feed_F, counts_rest=self.released),
-            scored_M=scored_M,
-            probe=mean_attention,
-        )
+        kind = ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL
+        sets = PositionSets(feed_F, read_C, feed_F, counts_rest=self.released)
+        plan = replace(plan, kind=kind, rows=(window.start, window.visible), store=plan.feed)
+        return replace(plan, sets=sets, scored_M=scored_M, probe=mean_attention)
 
     def on_commit(self, round: Round) -> None:
         window, state, kv = round.window, round.state, round.kv

@@ -189,14 +189,9 @@ class ElasticCache(Cache):
         if TRACKED in memo and kv.length >= window.visible:
             before = memo[TRACKED][0], memo[GIVEN][0]
         test = DriftTest(feed_R, ~branches.masked_KL[0, : window.visible], self.gamma, before)
-        return replace(
-            plan,
-            kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,
-            store=plan.feed,
-            recompute=test,
-            probe=test,
-            scored_M=scored_M,
-        )
+        kind = ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL
+        plan = replace(plan, kind=kind, store=plan.feed, scored_M=scored_M)
+        return replace(plan, recompute=test, probe=test)
 
     def on_commit(self, round: Round) -> None:
         test, given_NX = round.plan.recompute, round.kv.probed

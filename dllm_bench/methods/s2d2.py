@@ -106,12 +106,9 @@ class SelfVerified(Select):
     """Which rows see nothing after them: those of finished blocks, or all before the first mask."""
     reads_rows = "window"
     needs = needing(
-        {
-            "explore": Condition.ONE_BRANCH,
-            "schedule": (Condition.ONE_OPEN_BLOCK, Condition.FIXED_CANVAS),
-            "cache": Condition.BLOCK_CAUSAL,
-            "model": Condition.UNSHIFTED,
-        }
+        {"explore": Condition.ONE_BRANCH, "model": Condition.UNSHIFTED},
+        {"schedule": (Condition.ONE_OPEN_BLOCK, Condition.FIXED_CANVAS)},
+        {"cache": Condition.BLOCK_CAUSAL},
     )
 
     @property

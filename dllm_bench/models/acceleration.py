@@ -453,18 +453,15 @@ class FixedShapeDenoiser(TransformerDenoiser):
         shapes = (FixedShape(*size, feature_layers) for size in sizes)
         return [shape for shape in shapes if shape.rows <= ROWS]
 
-    def _prepare(self, feature_layers: tuple[int, ...]) -> None:
-        """Record every shape of a run at once, before its first request counts."""
-        self._prepared.add(feature_layers)
-        for shape in self.run_shapes(feature_layers):
-            if self.records and shape not in self._forwards:
-                self._made(shape).record(self)
-
     def _forward(self, shape: FixedShape) -> FixedForward:
         self._met.add(shape)
         unknown = self._most_branches == 0 or shape.feature_layers in self._prepared
         if self.device.type == "cuda" and not unknown:
-            self._prepare(shape.feature_layers)
+            # every shape of a run at once, before its first request counts
+            self._prepared.add(shape.feature_layers)
+            for one in self.run_shapes(shape.feature_layers):
+                if self.records and one not in self._forwards:
+                    self._made(one).record(self)
         return self._forwards.get(shape) or self._made(shape)
 
     def _made(self, shape: FixedShape) -> FixedForward:

@@ -86,9 +86,7 @@ class MaskShape:
 
     def block_index(self, position: int) -> int:
         """Return 0 before the origin, then 1, 2, ... for the blocks."""
-        if position < self.origin:
-            return 0
-        return (position - self.origin) // self.block + 1
+        return 0 if position < self.origin else (position - self.origin) // self.block + 1
 
 
 def attention_mask(
@@ -99,7 +97,10 @@ def attention_mask(
     base = None if shape.sees_all else _shared_structure(shape, dtype, device)
     if visible_K is None:
         return base
-    hidden = _hidden(shape, visible_K)
+    # fresh keys at or beyond their branch's visible end
+    hidden_KF = fed_positions(shape.feed, shape.added, visible_K.device) >= visible_K[:, None]
+    cached = sum(stop - start for start, stop in shape.cached)
+    hidden = torch.nn.functional.pad(hidden_KF.flatten(), (cached, 0))[None, None, None]
     if base is None:
         base = torch.zeros(hidden.shape, dtype=dtype, device=device)
     return base.masked_fill(hidden, -torch.inf)
@@ -194,14 +195,6 @@ def _sees(shape: MaskShape, query_Q: Tensor, key_C: Tensor) -> Tensor:
         for p in (query_Q, key_C)
     )
     return near_QC & (query_Q[:, None] >= key_C[None, :])
-
-
-def _hidden(shape: MaskShape, visible_K: Tensor) -> Tensor:
-    """Return bool (1, 1, 1, C + K * F): fresh keys at or beyond their branch's visible end."""
-    fed_F = fed_positions(shape.feed, shape.added, visible_K.device)
-    hidden_KF = fed_F >= visible_K[:, None]
-    cached = sum(stop - start for start, stop in shape.cached)
-    return torch.nn.functional.pad(hidden_KF.flatten(), (cached, 0))[None, None, None]
 
 
 @dataclass(frozen=True)
@@ -336,13 +329,20 @@ def attend(
 def _attend_request(
     query: Tensor, key: Tensor, value: Tensor, mask: OwnMask, kv: PositionCache, layer: int
 ) -> Tensor:
-    """Return attention (P, F, A, E) of one request."""
+    """Return attention (P, F, A, E) of one request. With a mask, torch's fast kernels for CUDA take
+    no K/V that several heads share."""
     if isinstance(mask, BranchWindows):
         cached = kv.aside(key, value, layer)
         return attend_windows(query, (key, value), [cached], [query.shape[2]], mask.window)
-    keys, values = kv.update(key, value, layer)
-    kv.show(query, keys, mask)
-    return _attend(query, keys, values, mask)
+    key, value = kv.update(key, value, layer)
+    kv.show(query, key, mask)
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1 and mask is not None and query.is_cuda:
+        key, value = (part.repeat_interleave(repeats, 1) for part in (key, value))
+        repeats = 1
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, enable_gqa=repeats > 1
+    ).transpose(1, 2)
 
 
 def _attend_batch(
@@ -471,18 +471,6 @@ def _attend_by_products(
         scores += mask.unsqueeze(2)
     attended = scores.softmax(-1).to(value.dtype) @ value.unsqueeze(2)
     return attended.flatten(1, 2).transpose(1, 2), scores.logsumexp(-1).flatten(1, 2)
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Return attention (P, F, A, E) of one request. With a mask, torch's fast kernels for CUDA take
-    no K/V that several heads share."""
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1 and mask is not None and query.is_cuda:
-        key, value = (part.repeat_interleave(repeats, 1) for part in (key, value))
-        repeats = 1
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, enable_gqa=repeats > 1
-    ).transpose(1, 2)
 
 
 def attend_per_request(

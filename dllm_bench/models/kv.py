@@ -319,15 +319,11 @@ class PositionCache:
 
     def predicting(self, where_KL: Tensor) -> Tensor:
         """Return the rows that predict the positions `where`, bool (K, L)."""
-        if not self.shifted:
-            return where_KL
-        return torch.nn.functional.pad(where_KL[:, 1:], (0, 1))
+        return torch.nn.functional.pad(where_KL[:, 1:], (0, 1)) if self.shifted else where_KL
 
     def predicted(self, rows_KL: Tensor) -> Tensor:
         """Return the positions that `rows` predict, bool (K, L)."""
-        if not self.shifted:
-            return rows_KL
-        return torch.nn.functional.pad(rows_KL[:, :-1], (1, 0))
+        return torch.nn.functional.pad(rows_KL[:, :-1], (1, 0)) if self.shifted else rows_KL
 
     def crop(self, length: int) -> None:
         """Forget the keys and values of positions at and beyond `length`."""

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -327,12 +328,8 @@ class TextCodec:
     def decode_visibly(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of ids, special tokens included."""
         with rust_panics_named(f"Decoding tokens of model {self.name!r}"):
-            text = self._tokenizer().decode(
-                list(ids),
-                skip_special_tokens=skip_special_tokens,
-                clean_up_tokenization_spaces=False,
-            )
-            return str(text)
+            decode = partial(self._tokenizer().decode, clean_up_tokenization_spaces=False)
+            return str(decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def _plain(self, text: str) -> list[int]:
         with rust_panics_named(f"Encoding a text for model {self.name!r}"):

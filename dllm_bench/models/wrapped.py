@@ -221,16 +221,8 @@ def wrap_object(
         attention=attention,
         parameters=denoiser.parameters,
     )
-    settings = {
-        "name": name,
-        "adapter": OBJECT,
-        "dtype": metadata.dtype,
-        "attention": attention,
-        **how,
-        "shifted": shifted,
-        "chat": chat,
-        "bos": bos,
-    }
+    named = {"name": name, "adapter": OBJECT, "dtype": metadata.dtype, "attention": attention}
+    settings = {**named, **how, "shifted": shifted, "chat": chat, "bos": bos}
 
     def content() -> dict[str, str]:
         weights = state_sha256(model) if has_weights else text_sha256(name, weights_hash)

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product, repeat
+from itertools import chain, product, repeat
 from math import ceil
 from statistics import fmean, median
 from typing import Any
@@ -88,11 +88,6 @@ class SimulatedRequest:
     seated_s: float = 0.0  # when it took its seat
     finished_s: float = 0.0
     tokens: int = 0  # committed so far
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Speed for the user. Waiting for a seat does not count."""
-        return self.tokens / (self.finished_s - self.seated_s)
 
 
 @dataclass(frozen=True)
@@ -217,7 +212,8 @@ def under_arrivals(
         waits_s = np.random.default_rng(seed).exponential(1 / rate, len(system.texts))
         load = simulate(system, profile, seats, waits_s.cumsum().tolist())
         wait_s = fmean(one.seated_s - one.arrival_s for one in load.served)
-        speeds = [one.tokens_per_s for one in load.served]
+        # for the user; waiting for a seat does not count
+        speeds = [one.tokens / (one.finished_s - one.seated_s) for one in load.served]
         attained = sum(speed >= level for speed in speeds) / len(speeds)
         committed = sum(step.committed for step in load.steps)
         of_device = committed / sum(step.step_s for step in load.steps)
@@ -313,12 +309,8 @@ class StoredDrafts:
     def observed(self) -> list[ObservedDraft]:
         """Return confidences and outcomes, up to the end of the text; what lies beyond it is
         unknown."""
-        return [
-            ObservedDraft(one.logits[: one.left], one.right)
-            for text in self.texts
-            for one in text
-            if one.logits
-        ]
+        drafts = chain.from_iterable(self.texts)
+        return [ObservedDraft(one.logits[: one.left], one.right) for one in drafts if one.logits]
 
     def served(self, temperatures: Temperatures | None = None) -> list[DraftedText]:
         """Return texts for the load simulation; without a confidence head every probability is 1.

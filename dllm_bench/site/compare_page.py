@@ -116,14 +116,12 @@ def comparison_page(runs: ComparedRuns, with_page: Set[str]) -> str:
     """Return the page of a group of runs. `with_page`: runs that have a page."""
     page = Page(runs.address, runs.title, [("comparisons", "index.html#comparisons")], with_page)
     reference, *others = runs.records
+    compared = [(one, accuracy.compare(one.values, reference.values)) for one in others]
     view = {
         "title": runs.title,
         "reference": reference,
         "settings": differing_settings(record.spec for record in runs.records),
-        "compared": [
-            (reference, None),
-            *((one, accuracy.compare(one.values, reference.values)) for one in others),
-        ],
+        "compared": [(reference, None), *compared],
         "ratio": lambda record, metric: ratio(record, reference, metric),
         "plots": runs.plots,
     }

@@ -143,19 +143,11 @@ def decoding_order(
     born = [max(sizing - 1, 0) if index == GIVEN else index for index in sample.born]
     ends = dict(sorted(sample.cut.items(), key=lambda item: (item[1], item[0])))
     ended_by, end = next(iter(ends.items()), (None, len(sample.ids)))
-    return DecodingOrder(
-        id=sample.id,
-        text=sample.text,
-        tokens=[
-            CanvasToken(i, texts[i], at if at >= 0 else None)
-            for i, at in zip(sample.ids, born, strict=True)
-        ],
-        steps=forward_steps(trace, born, texts, passes=2 if setting_in(decoder, "guidance") else 1),
-        borders=block_borders(len(sample.ids), decoder),
-        ends=ends,
-        end=end,
-        ended_by=ended_by,
-    )
+    places = zip(sample.ids, born, strict=True)
+    tokens = [CanvasToken(i, texts[i], at if at >= 0 else None) for i, at in places]
+    steps = forward_steps(trace, born, texts, passes=2 if setting_in(decoder, "guidance") else 1)
+    borders = block_borders(len(sample.ids), decoder)
+    return DecodingOrder(sample.id, sample.text, tokens, steps, borders, ends, end, ended_by)
 
 
 def forward_steps(
