@@ -115,8 +115,7 @@ def settings_of_run(chosen: Mapping[str, str]) -> Iterator[str]:
     usual = {group: name for one in chosen_by_default for group, name in one.items()}
     yield from dotted_names(default_settings())
     for group in CHOICES:
-        name = chosen.get(group, usual.get(group))
-        if name:
+        if name := chosen.get(group, usual.get(group)):
             dotted = group.replace("/", ".")
             yield from (f"{dotted}.{key}" for key in settings_of(group, name, chosen))
 

@@ -333,16 +333,10 @@ class DecodingOrderPainter:
             table.add_column(name, justify="left" if name in ("kind", "branches") else "right")
         table.add_column("committed", overflow="fold")
         for index, step in enumerate(self.order.steps):
-            table.add_row(
-                Text(f"{index}", self.styles[index]),
-                step.kind,
-                marks(step),
-                str(step.fed),
-                str(step.cached),
-                f"{step.ms:.1f}" if step.ms else "–",
-                f"{step.filled:.0%}",
-                self.committed(index, step),
-            )
+            drawn, committed = Text(f"{index}", self.styles[index]), self.committed(index, step)
+            ms = f"{step.ms:.1f}" if step.ms else "–"
+            numbers = (str(step.fed), str(step.cached), ms, f"{step.filled:.0%}")
+            table.add_row(drawn, step.kind, marks(step), *numbers, committed)
         return table
 
     def committed(self, index: int, step: ForwardStep) -> Text:
@@ -352,8 +346,7 @@ class DecodingOrderPainter:
         for first, token, count in self.equal_neighbours(step.committed, until=index):
             where = f"{first}" if count == 1 else f"{first}–{first + count - 1}"
             drawn.append(f"{where}:", DIM)
-            outside = first >= self.order.end
-            style = Style.parse(DIM) if outside else self.styles[index]
+            style = self.styles[index] if first < self.order.end else Style.parse(DIM)
             drawn.append(printable(token.text).replace(" ", SPACE) + times(count), style)
             drawn.append(FORCED + " " if all_forced else " ")
         if step.forced and not all_forced:

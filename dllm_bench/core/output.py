@@ -68,12 +68,12 @@ def visible(text: str) -> str:
     escape."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(
-        repr(character)[1:-1]
-        if unicodedata.category(character) in HIDDEN and character not in KEPT
-        else character
-        for character in text
-    )
+
+    def shown(character: str) -> str:
+        hidden = unicodedata.category(character) in HIDDEN and character not in KEPT
+        return repr(character)[1:-1] if hidden else character
+
+    return "".join(map(shown, text))
 
 
 def cleaned(text: str) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dllm_bench.core.errors import passes_check
 
+Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SPAN = 8192  # logits of one part of a row, which one program reads
 SEARCHED = 1024  # logits that a search compares with 16 bounds at a time
@@ -66,7 +67,7 @@ def compare_kernels(device: str, dtype: torch.dtype, to: torch.dtype) -> None:
 
 def row_statistics(
     logits_RV: Tensor, entropy: bool, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> Statistics:
     """Return best_R, index_R (int64, the first of equal ones), sum_R; sum of p ln p if `entropy`.
 
     dtype: what logits are rounded to first, their own if None; sums are float64 if it is, else
@@ -125,10 +126,10 @@ def keep_top_p(logits_RV: Tensor, top_p: float) -> Tensor:
     search, sizes = (best_R, sum_R, top_p, least_DR, mass_DXJ), (parts, SPAN, bits)
     with torch.cuda.device_of(logits_RV):
         for digit in range(digits):
-            found = (search, digit, *sizes, SEARCHED)
-            kernels.mass_of_parts[programs](logits, *found, num_warps=WARPS)
-        of_equals = (search, equal_3X, digits, *sizes)
-        kernels.equals_of_parts[programs](logits, *of_equals, num_warps=WARPS)
+            kernels.mass_of_parts[programs](
+                logits, search, digit, *sizes, SEARCHED, num_warps=WARPS
+            )
+        kernels.equals_of_parts[programs](logits, search, equal_3X, digits, *sizes, num_warps=WARPS)
         cut = (search, equal_3X, kept_RV, digits, *sizes)
         kernels.cut_parts[programs](logits, *cut, num_warps=WARPS)
     return kept_RV

@@ -137,8 +137,7 @@ class MaskedDecoder(ComposedDecoder):
         self, model: Denoiser, request: Request, workers: WorkerGroup = ONE_WORKER
     ) -> Generation:
         """Decode `request`; `workers` divide its branches among them."""
-        (generation,) = run_batched(model, [self.decode(model, request, workers)], 1)
-        return generation
+        return next(run_batched(model, [self.decode(model, request, workers)], 1))
 
     def generate_stream(
         self, model: Denoiser, requests: Iterable[Request], batch: int
@@ -169,8 +168,7 @@ class MaskedDecoder(ComposedDecoder):
             log.begin(round.plan, branches, copies=2 if self.guidance else 1)
             round.state, round.window, plan = workers.divide(branches, window, round.plan)
             round.plan = self._choose_rows(model, plan, round.window)
-            forward = guided_forward(round.state, round.plan, round.kv, self.guidance)
-            round.logits_KXV = yield from forward
+            round.logits_KXV = yield from guided_forward(round, self.guidance)
             forbid(round.logits_KXV, self._forbidden(model.special))
             round.scores = self._score(round)
             self._act("on_scores", round)

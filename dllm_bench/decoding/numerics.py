@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.state import DecodeState
@@ -24,7 +24,6 @@ from dllm_bench.decoding import fused
 Precision = Literal["float32", "bfloat16", "float64", "model"]  # model: the dtype logits come in
 CACHED = 2**18  # logits read at a time on a CPU: 1 MiB of float32, half a usual level-2 cache
 LOWEST, LEAST = -87.0, 2e-38  # exp(-87) < 2e-38; CPUs are slow with much smaller results
-Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 def dtype_of(logits: Tensor, precision: Precision) -> torch.dtype:
@@ -99,7 +98,7 @@ def _portions(logits_RV: Tensor) -> Sequence[Tensor]:
     return logits_RV.split(share)
 
 
-def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> Statistics:
+def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> fused.Statistics:
     """Return each row's maximum, its index (the first of equal ones), and its sums.
 
     Rows are rounded to `dtype`. The sums are of exp(x - max) and, if `entropy`, of p ln p. Each is
@@ -118,7 +117,7 @@ def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> Statisti
     return torch.cat(best), torch.cat(ids), torch.cat(total), whole_R
 
 
-def _passes(logits_RV: Tensor, entropy: bool, room: Tensor | None = None) -> Statistics:
+def _passes(logits_RV: Tensor, entropy: bool, room: Tensor | None = None) -> fused.Statistics:
     """Return `statistics` of a few rows; `room` (2, R, V) is memory for intermediate results.
 
     torch's softmax would lose digits in long rows (2e-5 at 131,072 tokens).
@@ -185,7 +184,7 @@ def stable_top(values_KW: Tensor, n: int) -> Tensor:
     return values_KW.sort(dim=-1, descending=True, stable=True).indices[:, :n]
 
 
-def generator(state: DecodeState, use: str = "", device: str = "") -> torch.Generator:
+def generator(state: DecodeState, use: str = "", device: str = "") -> Generator:
     """Make the generator of one forward's random numbers.
 
     Its seed depends on the request's seed and the forward. use: names a stream other than the one
@@ -193,19 +192,15 @@ def generator(state: DecodeState, use: str = "", device: str = "") -> torch.Gene
     """
     text = f"{state.seed}/{state.forwards}{use}".encode()
     seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
-    return torch.Generator(device or state.tokens_KL.device).manual_seed(seed)
+    return Generator(device or state.tokens_KL.device).manual_seed(seed)
 
 
-def draw(
-    logits_KWV: Tensor, temperature: float, numbers: torch.Generator, window: Window
-) -> Tensor:
+def draw(logits_KWV: Tensor, temperature: float, numbers: Generator, window: Window) -> Tensor:
     """Draw tokens (K, W) from softmax(logits / temperature): argmax of l - T ln(-ln U)."""
     return argmax(add_gumbel(logits_KWV, temperature, numbers, window))
 
 
-def add_gumbel(
-    values_KX: Tensor, temperature: float, numbers: torch.Generator, window: Window
-) -> Tensor:
+def add_gumbel(values_KX: Tensor, temperature: float, numbers: Generator, window: Window) -> Tensor:
     """Add Gumbel noise, times the temperature T, to the values.
 
     The n largest results are n draws without replacement from softmax(values / T). Each window

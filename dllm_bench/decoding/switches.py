@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from dllm_bench.core.contracts import MaskedPiece, Round
 from dllm_bench.core.decoder import FIXED_CANVAS, Condition, needing
-from dllm_bench.core.denoiser import ForwardPlan, KVCache
-from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.state import PROMPT, MemoKey
 from dllm_bench.decoding.batching import Steps, run_forward
 
 
@@ -33,10 +33,9 @@ class Guidance(MaskedPiece):
         return str(self.scale)
 
 
-def guided_forward(
-    branches: DecodeState, plan: ForwardPlan, kv: KVCache, scale: float
-) -> Steps[Tensor]:
+def guided_forward(round: Round, scale: float) -> Steps[Tensor]:
     """Run the planned forward; return its logits (K, R, V), guided if `scale` is above 0."""
+    branches, plan, kv = round.state, round.plan, round.kv
     if scale == 0:
         return (yield from run_forward(branches.tokens_KL, plan, kv))
     masked_KL = branches.tokens_KL.masked_fill(branches.born_KL == PROMPT, branches.special.mask)

@@ -25,8 +25,6 @@ from dllm_bench.registry import register
 
 # --- DUS ------------------------------------------------------------------------------------------
 
-Kind = Literal["dilated", "binary"]
-
 
 @register("select.dilated")
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Dilated(Select):
     never returns to them; here they are committed after the last level, in one forward.
     """
 
-    kind: Kind = "dilated"
+    kind: Literal["dilated", "binary"] = "dilated"
     base: Positive = 2  # divisor of the stride; 1: one level
     skip: Size = 1  # the first stride is the block's length divided by base ** skip
     least: Amount | None = None  # a candidate below this probability waits; None: none does
@@ -66,9 +64,7 @@ class Dilated(Select):
 
 
 @cache
-def pattern(
-    size: int, kind: Kind, base: int, skip: int, device: torch.device
-) -> tuple[Tensor, int]:
+def pattern(size: int, kind: str, base: int, skip: int, device: torch.device) -> tuple[Tensor, int]:
     """Return the level of each position of a block, int64 (P,), and the number of levels."""
     levels = midpoints(size) if kind == "binary" else multiples(size, base, skip)
     if len(levels) > 1 and len(levels[-1]) < len(levels[-2]):

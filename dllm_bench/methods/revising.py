@@ -433,8 +433,7 @@ class SoftRevision(Budgeted):
         write_KW = window.of(state.earlier_KL) & (scores.ids_KW != tokens_KW)
         changes_K = (write_KW | (born_KW == state.forwards)).any(1)
         doubtful_K = ((born_KW >= MASKED) & (scores.probability_KW < self.sure)).any(1)
-        forwards = step_of_block(state, window) + 1
-        stays_K = changes_K & doubtful_K & (forwards < window.block)
+        stays_K = changes_K & doubtful_K & (step_of_block(state, window) + 1 < window.block)
         if not self.released:
             masked_KW = (born_KW == MASKED) | (write_KW & (scores.ids_KW == state.special.mask))
             stays_K = stays_K | masked_KW.any(1)

@@ -318,12 +318,10 @@ def attend(
     """Return attention (P, F, A * E) of a layer: queries (P, A, F, E) over fresh and cached K/V."""
     mask, _, cache = inputs
     if isinstance(mask, BatchMask):
-        attended = _attend_batch(query, key, value, mask, layer)
-    elif isinstance(mask, FixedWindows):
-        attended = attend_fixed(query, (key, value), mask, cache, layer)
-    else:
-        attended = _attend_request(query, key, value, mask, cache, layer)
-    return attended.flatten(2)
+        return _attend_batch(query, key, value, mask, layer).flatten(2)
+    if isinstance(mask, FixedWindows):
+        return attend_fixed(query, (key, value), mask, cache, layer).flatten(2)
+    return _attend_request(query, key, value, mask, cache, layer).flatten(2)
 
 
 def _attend_request(

@@ -39,6 +39,8 @@ from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.models.layers import PlainLayer
 from dllm_bench.models.plain_module import RMSNorm
 
+HiddenLogits = tuple[Tensor, Tensor]
+"""Hidden states of slots, and their logits."""
 HeadOutput = tuple[Tensor, HeadState]
 """What a sequential head computes for a slot, and its next state."""
 
@@ -321,8 +323,7 @@ class DraftNetwork(nn.Module):
         if not self.drafter_config.draft_ids:
             return ids
         place = torch.searchsorted(self.draft_ids, ids.contiguous())
-        found = self.draft_ids[place.clamp(max=self.drafted - 1)] == ids
-        return place.where(found, self.drafted)
+        return place.where(self.draft_ids[place.clamp(max=self.drafted - 1)] == ids, self.drafted)
 
     def spread(self, values: Tensor, others: float) -> Tensor:
         """Return values (..., V) of all tokens from those (..., N) of the draft vocabulary."""
@@ -397,9 +398,7 @@ class BlockDraftNetwork(DraftNetwork):
             rank = drafter_config.rank if drafter_config.confidence_reads_token else 0
             self.confidence_head = ConfidenceHead(width, rank)
 
-    def block(
-        self, context: Context, slots: int, first: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def block(self, context: Context, slots: int, first: int | None = None) -> HiddenLogits:
         """Return hidden states (D, H) and logits (D, V) of the slots that predict, slot `first` and
         those after it if given; stores K/V of the new context."""
         kv, anchor = context.kv, context.anchor
@@ -407,8 +406,7 @@ class BlockDraftNetwork(DraftNetwork):
         assert context.features_1FC is not None
         self.give_context(self.hidden_norm(self.fc(context.features_1FC)), kv, anchor)
         masks = context.tokens_L.new_full((slots - 1,), self.drafter_config.mask)
-        ids_1S = torch.cat([context.tokens_L[-1:], masks])[None]
-        slots_1SH = self.embed(ids_1S, context.target)
+        slots_1SH = self.embed(torch.cat([context.tokens_L[-1:], masks])[None], context.target)
         begin_draft(kv, anchor + slots, stored=anchor)
         rotation = self.rotation(slots_1SH, anchor)
         for layer, own in zip(self.layers, self.own_layers, strict=True):
@@ -455,7 +453,7 @@ class ChainDraftNetwork(DraftNetwork):
         super().__init__(config, drafter_config)
         self.layers = nn.ModuleList([ChainLayer(config)])
 
-    def extend(self, context: Context) -> tuple[Tensor, Tensor]:
+    def extend(self, context: Context) -> HiddenLogits:
         """Feed the newly committed tokens; return the next hidden state and logits.
 
         Shapes: (1, 1, H) and (1, V).
@@ -464,13 +462,11 @@ class ChainDraftNetwork(DraftNetwork):
         rows = context.features_1FC.shape[1]
         return self._feed(context.tokens_L[-rows:], self.fc(context.features_1FC), context)
 
-    def step(self, token: Tensor, hidden_11H: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    def step(self, token: Tensor, hidden_11H: Tensor, context: Context) -> HiddenLogits:
         """Feed one drafted token with the hidden state before it; returns as `extend`."""
         return self._feed(token.reshape(1), hidden_11H, context)
 
-    def _feed(
-        self, tokens_F: Tensor, hidden_1FH: Tensor, context: Context
-    ) -> tuple[Tensor, Tensor]:
+    def _feed(self, tokens_F: Tensor, hidden_1FH: Tensor, context: Context) -> HiddenLogits:
         kv = context.kv
         assert isinstance(kv, PositionCache)
         (layer,), (own,) = self.layers, self.own_layers

@@ -41,6 +41,8 @@ from dllm_bench.models.plain_module import FAMILIES
 
 PLAIN_MODULES = ("PlainModule", *(f"{family}ForCausalLM" for family in FAMILIES))
 """Classes whose layers `PlainLayer` computes; all but the first are of transformers."""
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values, (P, A or G, F, E)."""
 WITHOUT_BIAS = ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
@@ -165,18 +167,14 @@ class PlainLayer(DecoderLayer):
         _, keys, values = self._all_turned(normed_PFH, inputs)
         inputs.cache.update(keys, values, self.index)
 
-    def _all_turned(
-        self, normed_PFH: Tensor, inputs: AttentionInputs
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (P, A or G, F, E), the first two normed and rotated."""
+    def _all_turned(self, normed_PFH: Tensor, inputs: AttentionInputs) -> Heads:
+        """Return the heads of rows, queries and keys normed and rotated."""
         heads = [part.unflatten(-1, (-1, self._head_size)) for part in self._inputs(normed_PFH)]
         by_kernel = self._joined and has_kernels(normed_PFH)
         turned = self._turned_by_kernel if by_kernel else self._turned
         return turned(heads, inputs)
 
-    def _turned(
-        self, heads: list[Tensor], inputs: AttentionInputs
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _turned(self, heads: list[Tensor], inputs: AttentionInputs) -> Heads:
         """Compute `_all_turned` by torch's passes."""
         queries, keys, values = self._counts
         if self._joined:
@@ -191,9 +189,7 @@ class PlainLayer(DecoderLayer):
         query, key = turning
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
-    def _turned_by_kernel(
-        self, heads: list[Tensor], inputs: AttentionInputs
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _turned_by_kernel(self, heads: list[Tensor], inputs: AttentionInputs) -> Heads:
         """Compute `_all_turned` in one launch; K/V go to their place in the cache if it is
         known."""
         (heads_PFXE,) = heads

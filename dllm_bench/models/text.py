@@ -25,11 +25,8 @@ TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|role_end|>", "<turn|>", "<end_of_tur
 """Of LLaDA, Llama; Dream, SDAR, Qwen; LLaDA-MoE, LLaDA2; Gemma (2); embedded models."""
 FILES = ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json")
 SETTINGS = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+    "tokenizer_config.json special_tokens_map.json chat_template.jinja generation_config.json"
+).split()
 
 
 MAX_FILE_BYTES = 128 * 2**20

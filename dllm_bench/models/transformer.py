@@ -152,9 +152,15 @@ class TransformerDenoiser(Denoiser):
         return [logits_NV.view(*rows_KRH.shape[:2], -1) for logits_NV, rows_KRH in pairs]
 
     def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        """Check the plan and prepare the cache for it; return the fed tokens (K, F)."""
-        self._check(plan, tokens_KL.shape[1])
-        kv.begin(plan, tokens_KL.shape[1])
+        """Prepare the cache for the plan; return the fed tokens (K, F).
+
+        ValueError for rows that are not fed.
+        """
+        (start, stop), (first, last), length = plan.feed, plan.rows, tokens_KL.shape[1]
+        # with shifted logits, rows may end one position after the fed span
+        if not start <= first < last <= stop + int(self.shifted) or stop > length:
+            raise ValueError(f"Rows {plan.rows} of {plan.feed} fed, canvas {length}.")
+        kv.begin(plan, length)
         if plan.sets is not None:
             return tokens_KL.index_select(1, plan.sets.feed_F)
         fed_KF = tokens_KL[:, slice(*plan.feed)]
@@ -204,15 +210,6 @@ class TransformerDenoiser(Denoiser):
     def head_rows(self, ids_N: Tensor) -> Tensor:
         """Return weights (N, H) of the head for these tokens."""
         return self._module.lm_head.weight.index_select(0, ids_N)
-
-    def _check(self, plan: ForwardPlan, length: int) -> None:
-        """Raise ValueError for rows that are not fed.
-
-        With shifted logits, rows may end one position after the fed span.
-        """
-        (start, stop), (first, last) = plan.feed, plan.rows
-        if not start <= first < last <= stop + int(self.shifted) or stop > length:
-            raise ValueError(f"Rows {plan.rows} of {plan.feed} fed, canvas {length}.")
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """Return hidden states (K, F, H) before the last norm."""
@@ -342,8 +339,14 @@ class TransformerDenoiser(Denoiser):
 
     def _rows(self, hidden_KFH: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """Return the hidden state (K, R, H) that predicts each wanted position."""
-        if plan.sets is not None:
-            return self._rows_of_sets(hidden_KFH, plan, kv, plan.sets.feed_F)
+        if plan.sets is not None:  # 0 where no fed position predicts a row
+            first, behind = plan.rows[0], plan.rows[1] - plan.rows[0] + 1
+            # the places `behind` and 0 take what is not wanted
+            place_F = plan.sets.feed_F + int(self.shifted) - first + 1
+            rows_KXH = hidden_KFH.new_zeros(len(hidden_KFH), behind + 1, hidden_KFH.shape[2])
+            if self.shifted and plan.scored_M is None:
+                rows_KXH[:, 1] = kv.boundary_of_sets(plan, hidden_KFH[0])
+            return rows_KXH.index_copy_(1, place_F.clamp(0, behind), hidden_KFH)[:, 1:-1]
         offset = plan.feed[0] + int(self.shifted)
         first, last = plan.rows[0] - offset, plan.rows[1] - offset
         if plan.added is not None:
@@ -355,18 +358,6 @@ class TransformerDenoiser(Denoiser):
         if plan.feed[0] > 0:
             before_K1H = kv.boundary(plan.feed[0]).expand_as(before_K1H)
         return torch.cat([before_K1H, hidden_KFH[:, :last]], dim=1)
-
-    def _rows_of_sets(
-        self, hidden_KFH: Tensor, plan: ForwardPlan, kv: PositionCache, feed_F: Tensor
-    ) -> Tensor:
-        """Return `_rows` of any positions; 0 where no fed position predicts a row."""
-        first, last = plan.rows
-        behind = last - first + 1  # this place and place 0 take what is not wanted
-        place_F = (feed_F + int(self.shifted) - first + 1).clamp(0, behind)
-        rows_KXH = hidden_KFH.new_zeros(len(hidden_KFH), behind + 1, hidden_KFH.shape[2])
-        if self.shifted and plan.scored_M is None:
-            rows_KXH[:, 1] = kv.boundary_of_sets(plan, hidden_KFH[0])
-        return rows_KXH.index_copy_(1, place_F, hidden_KFH)[:, 1:-1]
 
 
 def repeated(angles_1FE: Tensor, times: int) -> Tensor:

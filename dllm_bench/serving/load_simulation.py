@@ -122,32 +122,19 @@ def simulate(
         while waiting and len(active) < seats and waiting[0].arrival_s <= clock_s:
             waiting[0].seated_s = clock_s
             active.append(waiting.popleft())
-        step = serve_step(active, system, profile, rule, clock_s)
-        steps.append(step)
-        clock_s += step.step_s
-        for one in active:
-            one.finished_s = clock_s
+        # draft, choose lengths, verify and commit for all seated requests
+        drafts = [one.text[one.tokens] for one in active]
+        lengths = rule([draft.probabilities for draft in drafts])
+        verified, committed, start_s = len(drafts) + sum(lengths), 0, clock_s
+        step_s = profile.step_s(verified) + system.draft_s(len(drafts))
+        clock_s += step_s
+        for one, draft, length in zip(active, drafts, lengths, strict=True):
+            new = min(draft.accepted + 1, length + 1, len(one.text) - one.tokens)
+            one.tokens, one.finished_s = one.tokens + new, clock_s
+            committed += new
+        steps.append(SimulatedStep(start_s, step_s, len(drafts), verified, committed))
         active = [one for one in active if one.tokens < len(one.text)]
     return SimulatedLoad(tuple(steps), tuple(requests))
-
-
-def serve_step(
-    active: Sequence[SimulatedRequest],
-    system: ServingSystem,
-    profile: StepProfile,
-    rule: PlainLengthRule,
-    start_s: float,
-) -> SimulatedStep:
-    """Draft, choose lengths, verify and commit for all seated requests."""
-    drafts = [one.text[one.tokens] for one in active]
-    lengths = rule([draft.probabilities for draft in drafts])
-    verified = len(drafts) + sum(lengths)
-    step_s = profile.step_s(verified) + system.draft_s(len(drafts))
-    before = sum(one.tokens for one in active)
-    for one, draft, length in zip(active, drafts, lengths, strict=True):
-        one.tokens += min(draft.accepted + 1, length + 1, len(one.text) - one.tokens)
-    committed = sum(one.tokens for one in active) - before
-    return SimulatedStep(start_s, step_s, len(drafts), verified, committed)
 
 
 @dataclass(frozen=True)
