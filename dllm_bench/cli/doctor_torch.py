@@ -411,9 +411,8 @@ def rounds(check: GpuCheck, mode: str) -> Found:
 
     The shape is Dream-7B's; on the CPU it is a small one.
     """
-    one = RoundShape(CPU, torch.float32, SMALL, 1024, 64)
-    if not check.fake:
-        one = RoundShape(CUDA, torch.bfloat16, DREAM_7B, LONG, PREFIX)
+    small = RoundShape(CPU, torch.float32, SMALL, 1024, 64)
+    one = small if check.fake else RoundShape(CUDA, torch.bfloat16, DREAM_7B, LONG, PREFIX)
     ceilings, steps = random_model.measured_ceilings(one.device, one.dtype), 4 if check.fake else 24
     found: dict[str, Any] = {
         "copied GB/s": round(ceilings.bytes_per_s / 1e9),

@@ -317,8 +317,7 @@ class DecodingOrderPainter:
         def alike(item: tuple[int, int]) -> tuple:
             index, position = item
             token, block = order.tokens[position], bisect_right(order.borders, position)
-            hidden = token.born is None or token.born > until
-            shown = None if hidden else (token.id, token.born)
+            shown = None if token.born is None or token.born > until else (token.id, token.born)
             return position - index, block, position >= order.end, shown
 
         for _, group in groupby(enumerate(positions), key=alike):

@@ -31,7 +31,7 @@ from dllm_bench.core.trace import Change, Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import to_device
 from dllm_bench.decoding.batching import DecodeSteps, Steps, host_values, run_batched, run_forward
 from dllm_bench.decoding.numerics import read_logits
-from dllm_bench.decoding.rounds import Clock
+from dllm_bench.decoding.rounds import Clock, with_costs
 from dllm_bench.registry import register
 
 # --- the contracts --------------------------------------------------------------------------------
@@ -236,10 +236,6 @@ class _CanvasText:
 
     def generation(self) -> Generation:
         """Return all canvases; tokens beyond the limit are cut with the reason "length"."""
-        each, forwards = self.kv.bytes_per_position, list[Forward]()
-        for row, ms in zip(self.forwards, self.clock.spans_ms(), strict=True):
-            held = row.cached + row.fed * (row.kind == ForwardKind.PREFILL)
-            read, kept = each * row.cached, each * held
-            forwards.append(replace(row, ms=ms, read_bytes=read, kept_bytes=kept))
+        trace = Trace([*with_costs(self.forwards, self.clock, self.kv)])
         cut = cut_reasons(self.ids, self.request.max_new_tokens, self.model.special)
-        return Generation(self.request.id, tuple(self.ids), tuple(self.born), cut, Trace(forwards))
+        return Generation(self.request.id, tuple(self.ids), tuple(self.born), cut, trace)

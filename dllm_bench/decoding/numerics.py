@@ -173,8 +173,7 @@ def margin(logits_KWV: Tensor, precision: Precision = "float32") -> Tensor:
     dtype, logits_KWV = logits_KWV.dtype, at_least_float32(logits_KWV)
     two_KW2 = logits_KWV.topk(2, dim=-1).values
     best_KW1 = two_KW2[..., :1]
-    below_KWV = (logits_KWV - best_KW1).clamp_min_(LOWEST)
-    sum_KW1 = below_KWV.exp_().sum(dim=-1, keepdim=True)
+    sum_KW1 = (logits_KWV - best_KW1).clamp_min_(LOWEST).exp_().sum(dim=-1, keepdim=True)
     probability_KW2 = ((two_KW2 - best_KW1).exp_() / sum_KW1).to(dtype)
     return probability_KW2[..., 0] - probability_KW2[..., 1]
 

@@ -16,7 +16,7 @@ from dllm_bench.core.contracts import END, HOLD, INSERTED, Round, Schedule
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Generation, cut_reasons
 from dllm_bench.core.state import CUT, MASKED, DecodeState
-from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, Trace
+from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import constant, to_device
 
 MASKS = "masks"  # host: `WindowTracker.masks_left`, flattened
@@ -227,3 +227,17 @@ class Clock:
             return [1000 * (after - before) for before, after in pairwise(self.marks)]
         torch.cuda.synchronize(self.device)
         return [before.elapsed_time(after) for before, after in pairwise(self.marks)]
+
+
+OF_DRAFTERS = (ForwardKind.DRAFT, ForwardKind.SELF_DRAFT, ForwardKind.HEAD)
+
+
+def with_costs(forwards: Sequence[Forward], clock: Clock, kv: KVCache) -> Iterator[Forward]:
+    """Yield the forwards with their times, and the bytes that they read from the model's cache and
+    that it keeps after them; a drafter's cache is not counted."""
+    per_position = kv.bytes_per_position
+    for forward, ms in zip(forwards, clock.spans_ms(), strict=True):
+        each = 0 if forward.kind in OF_DRAFTERS else per_position
+        fed = 0 if forward.kind == ForwardKind.DENOISE else forward.fed
+        read, kept = each * forward.cached, each * (forward.cached + fed)
+        yield replace(forward, ms=ms, read_bytes=read, kept_bytes=kept)

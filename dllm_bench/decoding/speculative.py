@@ -42,7 +42,7 @@ from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import constant, to_device, to_host
 from dllm_bench.decoding.batching import RunForward, forward
 from dllm_bench.decoding.numerics import keep_top_k, keep_top_p
-from dllm_bench.decoding.rounds import Clock
+from dllm_bench.decoding.rounds import Clock, with_costs
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 # --- what is sampled, the length of drafts, and which tokens are kept -----------------------------
@@ -255,9 +255,8 @@ class SpeculativeDecoder(ComposedDecoder):
 
     def _propose(self, one: _ActiveRequest) -> Proposal:
         """Draft after the committed tokens; the draft is not yet cut."""
-        sampler = one.sampler
-        if not self.verify.reads_probabilities:
-            sampler = replace(sampler, temperature=0.0)
+        greedy = replace(one.sampler, temperature=0.0)
+        sampler = one.sampler if self.verify.reads_probabilities else greedy
         read, own = (one.tokens_L, one.features_1FC), (one.model, one.draft_kv, one.clock.mark)
         host_L, left = one.host_1L[0, : one.committed], one.request.max_new_tokens - len(one.born)
         context = Context(*read, *own, host_L, left, one.kv, one.ahead_DV)
@@ -372,13 +371,9 @@ class _ActiveRequest:
     def generation(self) -> Generation:
         """Return all committed tokens; those beyond the limit are cut by the reason "length"."""
         ids = tuple(self.tokens_L[len(self.request.prompt_ids) :].tolist())
-        cut, rows = cut_reasons(ids, self.request.max_new_tokens, self.model.special), []
-        for row, ms in zip(self.forwards, self.clock.spans_ms(), strict=True):
-            of_target = row.kind in (ForwardKind.PREFILL, ForwardKind.VERIFY)
-            each = of_target * self.kv.bytes_per_position  # a drafter's cache is not counted
-            read, kept = each * row.cached, each * (row.cached + row.fed)
-            rows.append(replace(row, ms=ms, read_bytes=read, kept_bytes=kept))
-        return Generation(self.request.id, ids, tuple(self.born), cut, Trace(rows))
+        cut = cut_reasons(ids, self.request.max_new_tokens, self.model.special)
+        trace = Trace([*with_costs(self.forwards, self.clock, self.kv)])
+        return Generation(self.request.id, ids, tuple(self.born), cut, trace)
 
 
 class _Verified(NamedTuple):

@@ -268,7 +268,16 @@ class SlowFast(Select):
         best_KW = common.largest(scores.confidence_KW, region_KW)
         where_KW = torch.where(sure_KW.sum(1, keepdim=True) >= 2, sure_KW, best_KW)
         written_KW = where_KW & (scores.ids_KW != state.special.mask)
-        self._advance(cycle_KX, (cycle_KW & ~written_KW).any(1, keepdim=True), window, state)
+        # count the forward; begin a new cycle where this one has no mask left
+        cycle_KX = cycle_KX + constant((1, *[0] * (3 + self.estimates)), cycle_KX.device)
+        over_K1 = (cycle_KX[:, :1] >= self.explores) & ~(cycle_KW & ~written_KW).any(
+            1, keepdim=True
+        )
+        next_KX = pad(cycle_KX[:, 2:3].expand(-1, 2), (1, 1 + self.estimates))
+        cycle_KX = torch.where(over_K1, next_KX, cycle_KX)
+        end_K = window.origin + state.memo[BLOCK] * window.block + cycle_KX[:, 2]
+        visible_K = torch.where(cycle_KX[:, 0] > self.explores, end_K, state.length)
+        state.memo[CYCLE], state.memo[VISIBLE] = cycle_KX, visible_K
         return where_KW
 
     def on_plan(self, round: Round) -> None:
@@ -313,15 +322,3 @@ class SlowFast(Select):
         end_K1 = torch.where(enough_K1, found_K1, end_K1)
         settled_K1 = settled_K1 | (enough_K1 & agree_K1)
         return torch.cat([step_K1, start_K1, end_K1, settled_K1, guesses_KX], 1)
-
-    def _advance(
-        self, cycle_KX: Tensor, left_K1: Tensor, window: Window, state: DecodeState
-    ) -> None:
-        """Count the forward; begin a new cycle where this one has no mask left."""
-        cycle_KX = cycle_KX + constant((1, *[0] * (3 + self.estimates)), cycle_KX.device)
-        over_K1 = (cycle_KX[:, :1] >= self.explores) & ~left_K1
-        next_KX = pad(cycle_KX[:, 2:3].expand(-1, 2), (1, 1 + self.estimates))
-        cycle_KX = torch.where(over_K1, next_KX, cycle_KX)
-        end_K = window.origin + state.memo[BLOCK] * window.block + cycle_KX[:, 2]
-        visible_K = torch.where(cycle_KX[:, 0] > self.explores, end_K, state.length)
-        state.memo[CYCLE], state.memo[VISIBLE] = cycle_KX, visible_K

@@ -96,9 +96,8 @@ class DelayedCache(Cache):
         renews = held and ready == held and (waits or (self.every and turn % self.every == 0))
         feed = 0 if renews else held
         stored = (feed, ready if ready > held or renews else feed)
-        kind = ForwardKind.DENOISE
-        if stored[0] < stored[1]:
-            kind = ForwardKind.REFRESH if held else ForwardKind.PREFILL
+        storing = ForwardKind.REFRESH if held else ForwardKind.PREFILL
+        kind = storing if stored[0] < stored[1] else ForwardKind.DENOISE
         return scoring_window(round, kind, (feed, window.visible), stored, self.attention)
 
     def _ready(self, branches: DecodeState, window: Window, held: int) -> tuple[int, bool]:

@@ -213,9 +213,8 @@ class HierarchicalCache(Cache):
 
     def plan(self, round: Round) -> ForwardPlan:
         feed, store = self._spans(round)
-        kind = ForwardKind.PREFILL
-        if round.kv.kept:
-            kind = ForwardKind.REFRESH if feed[0] < round.kv.length else ForwardKind.DENOISE
+        later = ForwardKind.REFRESH if feed[0] < round.kv.length else ForwardKind.DENOISE
+        kind = later if round.kv.kept else ForwardKind.PREFILL
         return scoring_window(round, kind, feed, store, "block_causal")
 
     def _spans(self, round: Round) -> tuple[Span, Span]:

@@ -96,10 +96,8 @@ class LayerCache:
     def _join(self, stored: Tensor, fresh: Tensor) -> Tensor:
         """Return a copy of the cached K/V to read, followed by the fresh ones."""
         if isinstance(self.reads, Tensor):
-            cached = [stored.index_select(2, self.reads)]
-        else:
-            cached = [stored[:, :, start:stop] for start, stop in self.reads]
-        return torch.cat([*cached, fresh], dim=2)
+            return torch.cat([stored.index_select(2, self.reads), fresh], dim=2)
+        return torch.cat([*(stored[:, :, start:stop] for start, stop in self.reads), fresh], dim=2)
 
     def slots(self, count: int) -> KeysValues | None:
         """Return the part of the buffers where `count` fresh K/V are written, branches one after
@@ -152,9 +150,8 @@ class LayerCache:
             return
         (first, last), offset = plan.store, plan.feed[0]
         for stored, fresh in zip(self.stored, self.fresh, strict=True):
-            if len(fresh) == branches:  # branches are a batch, or there is only one
-                branches_KGFE = fresh
-            else:
+            branches_KGFE = fresh  # branches are a batch, or there is only one
+            if len(fresh) != branches:
                 branches_KGFE = fresh[0].unflatten(1, (branches, -1)).transpose(0, 1)
             kept_KGSE = branches_KGFE[:, :, first - offset : last - offset]
             stored[0, :, first:last] = pick(kept_KGSE, 0, branch)

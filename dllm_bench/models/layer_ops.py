@@ -46,7 +46,11 @@ def compare_kernels(device: str, dtype: torch.dtype = torch.float32) -> None:
     numbers = torch.linspace(-2, 2, 3 * 8 * 16, device=device).to(dtype)
     gate_up_NI = numbers.view(3, 128)
     _compare(swiglu_kernel(gate_up_NI), _swiglu(*gate_up_NI.float().chunk(2, -1)))
-    _compare_join(numbers)
+    # `join`: three windows of 2 rows, 4 heads of 16
+    old_1NAE, own_BFAE = numbers.view(1, 6, 4, 16), numbers.flip(0).view(3, 2, 4, 16)
+    old_1AN, own_BAF = numbers[:24].view(1, 4, 6).float(), numbers[-24:].view(3, 4, 2).float()
+    expected = _join(old_1NAE.float(), old_1AN, own_BFAE.float(), own_BAF)
+    _compare(join_kernel(old_1NAE, old_1AN, own_BFAE, own_BAF), expected)
     _compare_windows(numbers)
     heads_1NAE, angles_1NE = numbers.view(1, 3, 8, 16), numbers[:24].view(1, 3, 8).repeat(1, 1, 2)
     rotation = (angles_1NE.cos(), angles_1NE.sin())
@@ -65,14 +69,6 @@ def _compare(found: Tensor, expected: Tensor, atol: float = 0) -> None:
     """Raise an error where a kernel's result is not `expected`, rounded to its dtype."""
     digit = max(torch.finfo(found.dtype).eps, 1e-6)
     torch.testing.assert_close(found.float(), expected, rtol=2 * digit, atol=max(atol, 1e-5))
-
-
-def _compare_join(numbers: Tensor) -> None:
-    """Run `compare_kernels` on `join`: three windows of 2 rows, 4 heads of 16."""
-    old_1NAE, own_BFAE = numbers.view(1, 6, 4, 16), numbers.flip(0).view(3, 2, 4, 16)
-    old_1AN, own_BAF = numbers[:24].view(1, 4, 6).float(), numbers[-24:].view(3, 4, 2).float()
-    expected = _join(old_1NAE.float(), old_1AN, own_BFAE.float(), own_BAF)
-    _compare(join_kernel(old_1NAE, old_1AN, own_BFAE, own_BAF), expected)
 
 
 def _compare_windows(numbers: Tensor) -> None:

@@ -167,21 +167,20 @@ def forward_steps(
         filled += made.committed - made.remasked
         again = {change.position: change.after == AGAIN_MASKED for change in forward.changes}
         branches = forward.branches // passes
-        steps.append(
-            ForwardStep(
-                **{name: getattr(forward, name) for name in UNCHANGED},
-                kind=str(forward.kind),
-                branches=branches,
-                lookahead_won=forward.winner < branches - 1,
-                committed=positions,
-                overwritten=[position for position, masked in again.items() if not masked],
-                remasked=[position for position, masked in again.items() if masked],
-                inserted=list(forward.inserted),
-                filled=filled / canvas if canvas else 1.0,
-                drafted=[] if forward.parents else [texts[token] for token in forward.drafted],
-                survival=list(forward.survival),
-            )
+        step = ForwardStep(
+            **{name: getattr(forward, name) for name in UNCHANGED},
+            kind=str(forward.kind),
+            branches=branches,
+            lookahead_won=forward.winner < branches - 1,
+            committed=positions,
+            overwritten=[position for position, masked in again.items() if not masked],
+            remasked=[position for position, masked in again.items() if masked],
+            inserted=list(forward.inserted),
+            filled=filled / canvas if canvas else 1.0,
+            drafted=[] if forward.parents else [texts[token] for token in forward.drafted],
+            survival=list(forward.survival),
         )
+        steps.append(step)
     return steps
 
 

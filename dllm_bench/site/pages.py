@@ -139,14 +139,13 @@ def figure_page(
     page = Page(f"{stem}.html", name, [("figures", "index.html#figures")], runs)
     rows = [{name: shown_entry(name, row[name]) for name in row} for row in points[:SHOWN_POINTS]]
     names = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
-    numeric = [all(is_number(row[name]) for row in rows) for name in names]
     view = {
         "name": name,
         "title": title,
         "image": f"{Path(stem).name}.svg",
         "large": f"{Path(stem).name}.{'png' if 'png' in forms else 'svg'}",
         "files": [(f"{Path(stem).name}.{form}", form) for form in forms],
-        "columns": [(n, "number" * is_one) for n, is_one in zip(names, numeric, strict=True)],
+        "columns": [(n, "number" * all(is_number(row[n]) for row in rows)) for n in names],
         "points": rows,
         "points_left_out": len(points) - len(rows),
         "runs": lambda text: [run[:SHOWN] for run in text.split()],
