@@ -51,7 +51,7 @@ from dllm_bench.runs.runner import FiniteLogits
 from dllm_bench.serving.client import Client
 from dllm_bench.store import inputs
 from dllm_bench.store.files import write_json
-from dllm_bench.store.groups import ModelGroup, RunConfig
+from dllm_bench.store.groups import RunConfig
 from dllm_bench.store.inputs import GIBIBYTE, WEIGHTS_SHARE, model_here, model_spec
 from dllm_bench.store.provenance import machine, packages
 
@@ -91,7 +91,10 @@ def model_lines(config: RunConfig) -> Iterator[Line]:
     name = config.model.name
     try:
         if config.model.is_served:
-            yield OK, name, server_text(config.model)
+            with closing(Client(inputs.engine_of(config.model))) as client:  # raises without answer
+                names = ", ".join(client.model_names()) or "no models"
+            text = f"{config.model.url} answers; it lists {names}: choose with model.name=NAME"
+            yield OK, name, text
             return
         missing = list(missing_lines(model_spec(config.model)))
         if missing:
@@ -114,13 +117,6 @@ def missing_lines(spec: ModelSpec) -> Iterator[Line]:
             sources.checkpoint_folder(source, revision)
         except DllmBenchError as error:
             yield REQUIRED_MISSING, f"{spec.name} lora" if is_lora else spec.name, str(error)
-
-
-def server_text(model: ModelGroup) -> str:
-    """Say that the server answers and which models it lists; raise if it does not answer."""
-    with closing(Client(inputs.engine_of(model))) as client:
-        names = ", ".join(client.model_names())
-    return f"{model.url} answers; it lists {names or 'no models'}: choose with model.name=NAME"
 
 
 def file_lines(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line]:

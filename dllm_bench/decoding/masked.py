@@ -51,7 +51,7 @@ from dllm_bench.core.decoder import (
 )
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import EndTokens, Generation, Request, SpecialTokens
+from dllm_bench.core.request import EndTokens, Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.transfer import constant, to_device
 from dllm_bench.decoding.batching import DecodeSteps, Steps, host_values, run_batched
@@ -169,7 +169,8 @@ class MaskedDecoder(ComposedDecoder):
             round.state, round.window, plan = workers.divide(branches, window, round.plan)
             round.plan = self._choose_rows(model, plan, round.window)
             round.logits_KXV = yield from guided_forward(round, self.guidance)
-            forbid(round.logits_KXV, self._forbidden(model.special))
+            ends = model.special.named(self.forbid) if self.forbid else []
+            forbid(round.logits_KXV, [model.special.mask] * self.forbid_mask + ends)
             round.scores = self._score(round)
             self._act("on_scores", round)
             self._commit_best(branches, window, round, workers)
@@ -218,11 +219,6 @@ class MaskedDecoder(ComposedDecoder):
         moves = Condition.FIXED_CANVAS not in self.schedule.gives
         log = RoundLog(kv, self._drafts, moves, self.number(RenewalRounds))
         return Round(request, state, kv, model, decoder=self), tracker, log
-
-    def _forbidden(self, special: SpecialTokens) -> list[int]:
-        """Return the tokens that are excluded from the model's distribution."""
-        ends = special.named(self.forbid) if self.forbid else []
-        return [special.mask] * self.forbid_mask + ends
 
     def _learn(self, round: Round, tracker: WindowTracker) -> Steps[None]:
         """Copy the values that the pieces and the loop need to the host: the round's only wait."""

@@ -257,9 +257,11 @@ class SpeculativeDecoder(ComposedDecoder):
         """Draft after the committed tokens; the draft is not yet cut."""
         greedy = replace(one.sampler, temperature=0.0)
         sampler = one.sampler if self.verify.reads_probabilities else greedy
-        read, own = (one.tokens_L, one.features_1FC), (one.model, one.draft_kv, one.clock.mark)
+        context = Context(one.tokens_L, one.features_1FC, one.model, one.draft_kv, one.clock.mark)
         host_L, left = one.host_1L[0, : one.committed], one.request.max_new_tokens - len(one.born)
-        context = Context(*read, *own, host_L, left, one.kv, one.ahead_DV)
+        context = replace(
+            context, host_L=host_L, left=left, target_kv=one.kv, ahead_DV=one.ahead_DV
+        )
         proposal = self.draft.propose(context, sampler)
         one.record_draft(proposal)
         return proposal

@@ -543,7 +543,5 @@ class SparseCache(Cache):
         pooled_1O = max_pool1d(rating_X[outside_O][None], self.kernel, 1, self.kernel // 2)
         number = int(len(outside_O) * self.keep)
         if self.released_ties:
-            best_C = pooled_1O[0].topk(number).indices
-        else:
-            best_C = stable_top(pooled_1O, number)[0]
-        return outside_O[best_C].sort().values
+            return outside_O[pooled_1O[0].topk(number).indices].sort().values
+        return outside_O[stable_top(pooled_1O, number)[0]].sort().values

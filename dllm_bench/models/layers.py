@@ -171,8 +171,7 @@ class PlainLayer(DecoderLayer):
         """Return the heads of rows, queries and keys normed and rotated."""
         heads = [part.unflatten(-1, (-1, self._head_size)) for part in self._inputs(normed_PFH)]
         by_kernel = self._joined and has_kernels(normed_PFH)
-        turned = self._turned_by_kernel if by_kernel else self._turned
-        return turned(heads, inputs)
+        return self._turned_by_kernel(heads, inputs) if by_kernel else self._turned(heads, inputs)
 
     def _turned(self, heads: list[Tensor], inputs: AttentionInputs) -> Heads:
         """Compute `_all_turned` by torch's passes."""

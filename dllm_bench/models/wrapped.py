@@ -199,7 +199,11 @@ def wrap_object(
     has_weights = has_layers or isinstance(model, torch.nn.Module)
     _check_wrapped(model, has_layers, weights_hash if has_weights else None)
     kind, maskless = type(model).__name__, attention_form == "causal"
-    special = _special(model if has_layers else None, tokenizer, mask_token, maskless)
+    generation = getattr(model, "generation_config", None) if has_layers else None
+    ends = {} if generation is None else generation.to_dict()
+    sources = SpecialTokenSources(published(model) if has_layers else {}, tokenizer, ends)
+    vocabulary = model.config.vocab_size if has_layers else len(tokenizer)
+    special = special_tokens(sources, vocabulary, mask_token, maskless)
     how: dict[str, Any] = {"attention_form": attention_form, "block": block}
     denoiser: BorrowedDenoiser | FunctionDenoiser
     if has_layers:
@@ -230,17 +234,6 @@ def wrap_object(
         return {"weights": weights, "config": given, "tokenizer": vocabulary_sha256(tokenizer)}
 
     return LoadedModel(denoiser, text, metadata, attention_form, block, settings, content)
-
-
-def _special(
-    module: Any | None, tokenizer: Any, mask_token: str | None, maskless: bool
-) -> SpecialTokens:
-    """Return ids of the special tokens, by a module's config, if given, and the tokenizer."""
-    generation = getattr(module, "generation_config", None)
-    ends = {} if generation is None else generation.to_dict()
-    sources = SpecialTokenSources(published(module) if module is not None else {}, tokenizer, ends)
-    vocabulary = module.config.vocab_size if module is not None else len(tokenizer)
-    return special_tokens(sources, vocabulary, mask_token, maskless)
 
 
 def _check_wrapped(module: Any, has_layers: bool, weights_hash: str | None) -> None:

@@ -165,10 +165,9 @@ def frontier(
             )
         committed, rounds = sum(step.committed for step in steps), seats * len(steps)
         device = committed / sum(step.step_s for step in steps)
-        verified = sum(step.verified for step in steps) / rounds
-        points.append(
-            FrontierPoint(system.name, seats, device / seats, device, verified, committed / rounds)
-        )
+        speeds = (device / seats, device)
+        each = (sum(step.verified for step in steps) / rounds, committed / rounds)
+        points.append(FrontierPoint(system.name, seats, *speeds, *each))
     return points
 
 

@@ -208,8 +208,8 @@ def scripts(
                 order = decoding_order(sample, decode, record.spec.decoder)
                 one |= pack_decoding_order(order, numbers)
             packed.append(one | (asdict(answers[key]) if key in answers else {}))
-        data = {"samples": packed, "words": list(numbers)}
-        yield f"receiveSamples({number},{script_json(data)})\n"
+        data = script_json({"samples": packed, "words": list(numbers)})
+        yield f"receiveSamples({number},{data})\n"
 
 
 def pack_row(row: Plain) -> Plain:
