@@ -126,9 +126,8 @@ def keep_top_p(logits_RV: Tensor, top_p: float) -> Tensor:
     search, sizes = (best_R, sum_R, top_p, least_DR, mass_DXJ), (parts, SPAN, bits)
     with torch.cuda.device_of(logits_RV):
         for digit in range(digits):
-            kernels.mass_of_parts[programs](
-                logits, search, digit, *sizes, SEARCHED, num_warps=WARPS
-            )
+            found = (search, digit, *sizes, SEARCHED)
+            kernels.mass_of_parts[programs](logits, *found, num_warps=WARPS)
         kernels.equals_of_parts[programs](logits, search, equal_3X, digits, *sizes, num_warps=WARPS)
         cut = (search, equal_3X, kept_RV, digits, *sizes)
         kernels.cut_parts[programs](logits, *cut, num_warps=WARPS)

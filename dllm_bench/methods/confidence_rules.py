@@ -270,9 +270,8 @@ class SlowFast(Select):
         written_KW = where_KW & (scores.ids_KW != state.special.mask)
         # count the forward; begin a new cycle where this one has no mask left
         cycle_KX = cycle_KX + constant((1, *[0] * (3 + self.estimates)), cycle_KX.device)
-        over_K1 = (cycle_KX[:, :1] >= self.explores) & ~(cycle_KW & ~written_KW).any(
-            1, keepdim=True
-        )
+        left_K1 = (cycle_KW & ~written_KW).any(1, keepdim=True)
+        over_K1 = (cycle_KX[:, :1] >= self.explores) & ~left_K1
         next_KX = pad(cycle_KX[:, 2:3].expand(-1, 2), (1, 1 + self.estimates))
         cycle_KX = torch.where(over_K1, next_KX, cycle_KX)
         end_K = window.origin + state.memo[BLOCK] * window.block + cycle_KX[:, 2]

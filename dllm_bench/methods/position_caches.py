@@ -290,9 +290,8 @@ class Drawn(Select):
         if step == 0:
             first = max(window.start, state.prompt_len) - window.start
             numbers = generator(state, "order", "cpu")
-            state.memo[ORDER] = (
-                first + torch.randperm(window.width - first, generator=numbers)[None]
-            )
+            drawn_X = first + torch.randperm(window.width - first, generator=numbers)
+            state.memo[ORDER] = drawn_X[None]
         order_X = state.memo[ORDER][0]
         share, rest = divmod(len(order_X), self.steps or len(order_X))
         due_X = order_X[: (step + 1) * share + min(step + 1, rest)]
