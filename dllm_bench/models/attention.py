@@ -354,7 +354,9 @@ def _attend_batch(
         cached = [kv.aside(key, value, layer) for _, key, value, _, kv in each]
         rows = [request.rows for request in mask.requests]
         return attend_windows(query_1ANE, (key_1GNE, value_1GNE), cached, rows, mask.window)
-    attended = [_attend_request(*one, layer) for one in each]
+    attended = [
+        _attend_request(query, key, value, own, kv, layer) for query, key, value, own, kv in each
+    ]
     return torch.cat([part.flatten(0, 1) for part in attended])[None]
 
 
