@@ -288,14 +288,17 @@ class Drawn(Select):
         """Return the window positions that this forward commits, independent of its scores."""
         step = step_of_block(state, window)
         if step == 0:
-            first = max(window.start, state.prompt_len) - window.start
-            numbers = generator(state, "order", "cpu")
-            drawn_X = first + torch.randperm(window.width - first, generator=numbers)
-            state.memo[ORDER] = drawn_X[None]
+            state.memo[ORDER] = self.order(state, window)[None]
         order_X = state.memo[ORDER][0]
         share, rest = divmod(len(order_X), self.steps or len(order_X))
         due_X = order_X[: (step + 1) * share + min(step + 1, rest)]
         return due_X[due_X < window.width]  # a stop may have cut the canvas
+
+    def order(self, state: DecodeState, window: Window) -> Tensor:
+        """Return the window positions in the order of their commits, int64 (X,), on the host."""
+        first = max(window.start, state.prompt_len) - window.start
+        numbers = generator(state, "order", "cpu")
+        return first + torch.randperm(window.width - first, generator=numbers)
 
 
 BORN = "dkv.born"  # host: the forward that committed each position
