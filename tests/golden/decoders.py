@@ -18,7 +18,8 @@ from typing import Any
 import yaml
 
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.models.filters import FilterMetadata, save_filter
+from dllm_bench.models.filters import FilterMetadata
+from dllm_bench.training.filters import save_filter
 from tests.golden.cases import GOLDEN, Case, composed
 
 Params = Mapping[str, Any]
