@@ -14,11 +14,12 @@ import torch
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.methods.learn2pd import Filter
-from dllm_bench.models.filters import FilterMetadata, LearnedFilter, filter_file, save_filter
+from dllm_bench.models.filters import FilterMetadata, LearnedFilter, filter_file
 from dllm_bench.paths import read_yaml
 from dllm_bench.registry import TARGET, describe, instantiate
 from dllm_bench.store import inputs
 from dllm_bench.store.spec import Role, RunSpec, digest, leaves, role_of, slug
+from dllm_bench.training.filters import save_filter
 
 PLAIN = read_yaml(Path(__file__).with_name("spec.yaml"))
 DECODER, CONFIG, LEARN2PD = (PLAIN[name] for name in ("decoder", "config", "learn2pd"))
