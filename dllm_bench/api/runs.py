@@ -437,7 +437,8 @@ def score_line(first: RunRecord, second: RunRecord) -> str:
     """Return the difference of two runs' scores on shared samples, with its test and verdict."""
     result = accuracy.compare(first.values, second.values)
     verdict = "the runs differ" if result.differs else "no difference is shown"
-    reason = f"the interval of paired resamples {'excludes' if result.differs else 'contains'} 0"
+    known = "contains 0" if result.low <= 0 <= result.high else "has no width"
+    reason = f"the interval of paired resamples {'excludes 0' if result.differs else known}"
     if result.p_value is not None:
         reason = f"McNemar's exact test, p = {result.p_value:.3g}"
     difference, low, high = (f"{100 * x:+.1f}" for x in (result.value, result.low, result.high))

@@ -211,7 +211,7 @@ def test_doctor_looks_where_results_are_asked_for(capsys: Capture, tmp_path: Pat
 
 
 def test_only_a_manifest_that_was_written_is_named(command, tmp_path) -> None:
-    assert "manifest" not in command(f"prefetch tiny-llada --to {tmp_path}")
+    assert "manifest" not in command(f"prefetch tiny-llada --to {tmp_path}", here=False)
     assert os.listdir(tmp_path) == []
 
 

@@ -76,7 +76,7 @@ def test_comparison_speaks_of_shared_samples_and_calls_no_difference_without_gro
     assert "no difference is shown (McNemar's exact test, p = 1)" in text
     clear = str(RunComparison((record([1.0] * 20), record([0.0] * 20))))
     assert "the runs differ (McNemar's exact test, p = 1.91e-06)" in clear
-    shares = str(RunComparison((record([0.5] * 20), record([0.4] * 20))))
+    shares = str(RunComparison((record([0.5, 0.6] * 10), record([0.4] * 20))))
     assert "the runs differ (the interval of paired resamples excludes 0)" in shares
 
 
