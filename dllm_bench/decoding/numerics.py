@@ -191,7 +191,7 @@ def generator(state: DecodeState, use: str = "", device: str = "") -> Generator:
     """
     text = f"{state.seed}/{state.forwards}{use}".encode()
     seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
-    return Generator(device or state.tokens_KL.device).manual_seed(seed)
+    return torch.Generator(device or state.tokens_KL.device).manual_seed(seed)
 
 
 def draw(logits_KWV: Tensor, temperature: float, numbers: Generator, window: Window) -> Tensor:
