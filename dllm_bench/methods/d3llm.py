@@ -109,7 +109,7 @@ class DelayedCache(Cache):
                 continue
             seen = MemoKey[int](f"delayed.seen_{end}")  # first forward that found it finished
             if seen not in branches.memo:  # the prompt was finished before the first forward
-                branches.memo[seen] = branches.forwards or -1
+                branches.memo[seen] = -1 if end <= branches.prompt_len else branches.forwards
             if branches.forwards - branches.memo[seen] < self.delay:
                 return ready, True
             ready = end

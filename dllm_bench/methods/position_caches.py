@@ -521,7 +521,7 @@ class SparseCache(Cache):
         nothing_X = everything_X[:0]
         if step == 0:
             return plan
-        if step == 1:
+        if step == 1 or (kv.kept and kv.kept.store != span):  # a stop has cut the canvas
             sets = PositionSets(everything_X, nothing_X, everything_X)
             rule = partial(self._most_attended, plan.rows)
             kind = ForwardKind.REFRESH if kv.kept else ForwardKind.PREFILL

@@ -113,7 +113,9 @@ class TransformerDenoiser(Denoiser):
             _, last_ids, last_kv = last
             pairs = zip(last_ids, prompt_ids, strict=False)
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            length = min(same, len(prompt_ids) - 1, last_kv.length) // grid * grid
+            # a shifted model predicts the window's first position from one that is fed
+            end = len(prompt_ids) // grid * grid - int(self.shifted)
+            length = min(same, end, len(prompt_ids) - 1, last_kv.length) // grid * grid
             if length > 0:
                 kv.copy_prefix(last_kv, length)
         self._last_request = (by, tuple(prompt_ids), kv)

@@ -43,6 +43,11 @@ class BorrowedDenoiser(TransformerDenoiser):
 
     owns_layers = False  # the owner's class and weights may change between forwards
 
+    def reuse_prefix(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: object) -> None:
+        """See `TransformerDenoiser.reuse_prefix`; nothing is reused once weights have changed."""
+        weights = [(w.data_ptr(), w.is_inference() or w._version) for w in self.module.parameters()]
+        super().reuse_prefix(kv, prompt_ids, grid, (by, weights))
+
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
         """See `TransformerDenoiser.forward`."""
         with borrowed(self.module):

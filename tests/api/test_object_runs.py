@@ -150,6 +150,20 @@ def test_a_transformers_object_decodes_like_our_own_and_stays_as_it_was(decoder:
     assert torch.equal(module(input_ids=ids).logits, causal)
 
 
+def test_nothing_that_was_kept_is_reused_once_an_object_was_trained() -> None:
+    module, made = transformers_object("tiny-qwen3"), {"attention": "causal", "mask_token": None}
+    decoder = db.decoder("ar", **{"cache.reuse": "exact"})
+    model = wrapped(module, **made)
+
+    def cached() -> int:
+        return db.generate(model, PROMPTS[0], decoder, 4)[0].trace.forwards[0].cached
+
+    assert (cached(), cached() > 0) == (0, True)
+    with torch.no_grad():
+        module.lm_head.weight.add_(1)
+    assert cached() == 0
+
+
 def test_a_function_decodes_like_the_model_behind_it() -> None:
     model = wrapped(logits)
     theirs = db.generate(model, PROMPTS, "lopa_dream", 32)
