@@ -243,9 +243,9 @@ class Llada2Layout(CheckpointLayout):
 
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
         standard = super().settings(published)
-        fraction = published.get("partial_rotary_factor", 1.0)
+        rope, key = standard["rope_parameters"], "partial_rotary_factor"
         return standard | {
-            "rope_parameters": standard["rope_parameters"] | {"partial_rotary_factor": fraction},
+            "rope_parameters": rope | {key: published.get(key, rope.get(key, 1.0))},
             "head_dim": _head_dim(published),
             "use_qk_norm": True,
             "norm_topk_prob": bool(published.get("norm_topk_prob", True)),

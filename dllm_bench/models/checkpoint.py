@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,12 @@ def _open(file: Path) -> Any:
 def shapes_of(module: Any) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter and buffer that a module stores, by its own names."""
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def tied(module: Any) -> tuple[str, ...]:
+    """Return the names of embedding and head, if config.json says that they are one weight."""
+    names = "model.embed_tokens.weight", "lm_head.weight"
+    return names if module.config.tie_word_embeddings else ()
 
 
 def published_shapes(layout: CheckpointLayout, shapes: Shapes) -> dict[str, tuple[int, ...]]:
@@ -182,6 +188,13 @@ def fill(
             state[name] = torch.empty(shapes[name], dtype=wanted, device=device)
             for part in parts:
                 state[name][part.place] = read(part, wanted)
+    ends = [state[name] for name in tied(module) if name in state]
+    if len(ends) == 2 and not torch.equal(*ends):
+        raise DllmBenchError(
+            "config.json says that embedding and head are one weight, and the weights hold another "
+            f"{layout.to_published('lm_head.weight')}; use files of one checkpoint, or set "
+            "tie_word_embeddings (LLaDA: weight_tying) to false if the head is to be used."
+        )
     module.load_state_dict(state, strict=False, assign=True)
     module.tie_weights()
     module.requires_grad_(False)
@@ -288,12 +301,21 @@ def _read_pairs(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (pair["A"], pair["B"]) for name, pair in sides.items()}
 
 
-def check_lora_targets(adapter: LoraAdapter, shapes: Shapes, folder: Path) -> None:
+def check_lora_targets(
+    adapter: LoraAdapter, shapes: Shapes, folder: Path, one_weight: Set[str] = frozenset()
+) -> None:
     """Raise DllmBenchError where the adapter does not fit a model with these published weights.
 
     Every pair must fit a weight of the model, and every weight of the modules that the adapter
-    lists must have a pair.
+    lists must have a pair. `one_weight` names embedding and head of a model that ties them; a pair
+    would change one of them only.
     """
+    if changed := one_weight & adapter.pairs.keys():
+        raise DllmBenchError(
+            f"The LoRA adapter in {folder} changes {first_names(changed)}, and embedding and head "
+            "of the model are one weight; merge it with peft into a checkpoint with "
+            "tie_word_embeddings: false."
+        )
     wrong = [
         f"{name} ({up.shape[0]}, {down.shape[1]})"
         for name, (down, up) in adapter.pairs.items()

@@ -113,8 +113,16 @@ class LoadedModel:
         )
 
     def encode(self, text: str | Turns) -> list[int]:
-        """Return the prompt ids of plain text or chat turns."""
-        return self.text.encode(text)
+        """Return the prompt ids of plain text or chat turns; DllmBenchError for a token that the
+        model does not have."""
+        ids, size = self.text.encode(text), self.denoiser.vocab_size
+        if ids and max(ids) >= size:
+            raise DllmBenchError(
+                f"The prompt holds {self.text.decode_visibly([max(ids)])!r}, which is token "
+                f"{max(ids)} of the tokenizer, and model {self.metadata.name!r} has {size} tokens; "
+                "leave it out, or use the files of one checkpoint."
+            )
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens left out."""
@@ -198,8 +206,7 @@ class OpenedCheckpoint:
     def weights(self, module: Any) -> checkpoint.Weights:
         """Return the checkpoint's tensors, checked against the module's names and shapes."""
         weights = self.headers()
-        head = self.layout.to_published("lm_head.weight")
-        tied = {head} if module.config.tie_word_embeddings else set()
+        tied = set(map(self.layout.to_published, checkpoint.tied(module)[1:]))
         expected = checkpoint.published_shapes(self.layout, checkpoint.shapes_of(module))
         checkpoint.check_tensors(weights, expected, tied, self.spec.path)
         return weights
@@ -292,7 +299,8 @@ def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
     if opened.lora_folder:
         adapter = checkpoint.read_lora(opened.lora_folder)
         expected = checkpoint.published_shapes(opened.layout, checkpoint.shapes_of(module))
-        checkpoint.check_lora_targets(adapter, expected, opened.lora_folder)
+        tied = set(map(opened.layout.to_published, checkpoint.tied(module)))
+        checkpoint.check_lora_targets(adapter, expected, opened.lora_folder, tied)
     merged = adapter if spec.merge_lora else checkpoint.NO_LORA
     dtype, copied = dtype_of(spec), bool(merged.pairs)
     checkpoint.fill(module, opened.layout, weights, merged.merge, device, dtype, copied)

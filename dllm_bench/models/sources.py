@@ -243,10 +243,10 @@ def _names_mask(folder: Path, published: Mapping[str, Any], adapter: str, model:
 
 def weight_files(folder: Path, stem: str = "model") -> list[Path]:
     """Return the safetensors files of a folder: `<stem>.safetensors`, or the files its index
-    lists."""
-    index = folder / f"{stem}.safetensors.index.json"
-    names = _files_in_index(index) if index.exists() else [f"{stem}.safetensors"]
-    files = [folder / name for name in names]
+    lists if there is no such file."""
+    index, single = folder / f"{stem}.safetensors.index.json", folder / f"{stem}.safetensors"
+    listed = index.exists() and not single.is_file()
+    files = [folder / name for name in _files_in_index(index)] if listed else [single]
     missing = [file.name for file in files if not file.is_file()]
     if not missing:
         return files

@@ -200,8 +200,8 @@ class SpecialTokenSources:
                 "files so that exactly one eos token is named."
             )
         more = self.generation.get("eos_token_id")
-        ends = [*self.config_ids("eos"), *(more if isinstance(more, list) else [])]
-        others = [token for token in ends if token != turn]
+        ends = [*self.config_ids("eos"), *(more if isinstance(more, list) else [more])]
+        others = [token for token in ends if token not in (turn, None)]
         return (others[0] if eos == turn and others else eos), turn
 
     def mask(self, text: str | None) -> int | None:
@@ -295,7 +295,9 @@ class TextCodec:
         """sha256 of the chat template; None if the model takes plain text only."""
         if not self.chat:
             return None
-        return hashlib.sha256(self._tokenizer().chat_template.encode()).hexdigest()
+        todo = "add chat_template.jinja, or set chat: false"
+        with library_errors_named(f"Model {self.name!r} has no default chat template", todo):
+            return hashlib.sha256(self._tokenizer().get_chat_template().encode()).hexdigest()
 
     def encode(self, text: str | Turns) -> list[int]:
         """Return the prompt ids of plain text, or of chat turns and the start of the assistant's
@@ -315,7 +317,9 @@ class TextCodec:
         options = {} if self.thinking is None else {"enable_thinking": self.thinking}
         begun = bool(turns) and turns[-1].get("role") == "assistant"
         how = {"continue_final_message" if begun else "add_generation_prompt": True}
-        prompt = self._tokenizer().apply_chat_template(turns, tokenize=False, **how, **options)
+        failed = f"The chat template of model {self.name!r} does not take these turns"
+        with library_errors_named(failed, "give turns that it takes, or set chat: false"):
+            prompt = self._tokenizer().apply_chat_template(turns, tokenize=False, **how, **options)
         return self._plain(prompt)
 
     def decode(self, ids: Sequence[int]) -> str:

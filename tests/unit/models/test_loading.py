@@ -77,12 +77,22 @@ def test_auto_means_float32_on_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_tied_head_needs_no_tensor(tmp_path: Path) -> None:
-    folder = tiny_checkpoint("llada", tmp_path, 5)
+    folder, head = tiny_checkpoint("llada", tmp_path, 5), "model.transformer.ff_out.weight"
     edit(folder / "config.json", weight_tying=True)
-    without("model.transformer.ff_out.weight")(folder)
+    without(head)(folder)
     module = load_model(spec(folder)).denoiser.module
     assert module.lm_head.weight is module.model.embed_tokens.weight
     assert not module.lm_head.weight.is_meta
+    adapter = write_adapter(tmp_path / "adapter", head, SIDES)
+    with pytest.raises(DllmBenchError, match=f"{head}, and embedding and head"):
+        load_model(spec(folder, lora=str(adapter)))
+
+
+def test_llada2_may_name_its_rotary_share_among_the_rotary_settings(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llada2", tmp_path, 5)
+    before, key = logits(load_model(spec(folder))), "partial_rotary_factor"
+    edit(folder / "config.json", **{key: "absent", "rope_parameters": {key: 0.5}})
+    assert torch.equal(logits(load_model(spec(folder))), before)
 
 
 def test_llada_with_qkv_bias(tmp_path: Path) -> None:
@@ -109,6 +119,24 @@ def test_text_goes_both_ways(folder: Path) -> None:
     assert chat.metadata.template_sha256 is not None
     with pytest.raises(DllmBenchError, match="chat: false"):
         plain.encode([{"role": "user", "content": "w3"}])
+    with pytest.raises(DllmBenchError, match="does not take these turns.*empty conversation"):
+        chat.encode([])
+    chat.text.tokenizer.add_tokens(["another"])
+    with pytest.raises(DllmBenchError, match=f"'another'.* token {ROLES['mask'] + 1} .*'tiny' has"):
+        chat.encode("w3 another")
+
+
+def test_of_several_chat_templates_the_default_one_is_used(folder: Path) -> None:
+    turns, file = [{"role": "user", "content": "w3"}], folder / "chat_template.jinja"
+    single, named = load_model(spec(folder, chat=True)), {"template": file.read_text()}
+    file.unlink()
+    edit(folder / "tokenizer_config.json", chat_template=[{"name": "default", **named}])
+    several = load_model(spec(folder, chat=True))
+    assert several.encode(turns) == single.encode(turns)
+    assert several.metadata.template_sha256 == single.metadata.template_sha256
+    edit(folder / "tokenizer_config.json", chat_template=[{"name": "tool_use", **named}])
+    with pytest.raises(DllmBenchError, match="no default chat template .*set chat: false"):
+        load_model(spec(folder, chat=True))
 
 
 def config(**entries: Any) -> Plant:
@@ -163,6 +191,7 @@ REFUSED: dict[str, tuple[str, Plant, dict[str, Any], str]] = {  # layout, plant,
     "experts": ("llada2", config(expert_capacity=4), {}, "=4, which the llada2_moe adapter"),
     "no config": ("dream", lambda f: (f / "config.json").unlink(), {}, r"holds no config\.json"),
     "no tensor": ("llada", without(LLADA_KEY), {}, f"missing: {LLADA_KEY}"),
+    "two heads": ("dream", config(tie_word_embeddings=True), {}, r"hold another lm_head\.weight"),
     "more tensors": ("dream", without("", extra=torch.ones(2)), {}, "unexpected: extra"),
     "no template": (
         "dream", lambda f: (f / "chat_template.jinja").unlink(), {"chat": True}, "no chat template",
@@ -207,6 +236,8 @@ def test_the_content_hash_follows_content(folder: Path, tmp_path: Path) -> None:
     changed[min(changed)].view(-1)[0] += 1e-3
     save_file(changed, moved / "model.safetensors")
     second = content_hash(spec(moved))
+    (moved / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}')
+    assert content_hash(spec(moved)) == second, "as transformers, the single file goes first"
     edit(moved / "config.json", rope_theta=5e5)
     assert len({first, second, content_hash(spec(moved))}) == 3
     pinned = [ModelSpec("pinned", "owner/model", revision=digit * 40) for digit in "ab"]
@@ -295,8 +326,9 @@ def test_several_eos_ids(folder: Path) -> None:
     assert ends() == (7, eot)
     edit(folder / "config.json", eos_token_id=eot)
     assert ends() == (eot,)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [eot, eos]}))
-    assert ends() == (eos, eot)
+    for more in ([eot, eos], eos):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": more}))
+        assert ends() == (eos, eot)
 
 
 # --- LoRA adapters: merged as peft merges them, unmerged as peft runs them, or an error -----------
@@ -339,6 +371,8 @@ ABSENT = KEY.replace(".1.", ".0.").replace(".", r"\.")
     ("key", "sides", "changes", "words"),
     [
         (KEY, SIDES, {"use_dora": True}, "use_dora=True"),
+        (KEY, SIDES, {"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
+        (KEY, SIDES, {"alora_invocation_tokens": [1]}, r"alora_invocation_tokens=\[1\]"),
         (KEY, (torch.ones(2, 31), SIDES[1]), {}, rf"{KEY} \(32, 31\)"),
         ("model.nothing.weight", SIDES, {}, "nothing"),
         (KEY, SIDES, {"r": 16}, "says r=16 and holds 1 pairs of rank 2;"),
