@@ -80,8 +80,8 @@ def sides_of(claim: Claim, planned: Sequence[PlannedCell], profile: Profile) -> 
 def chosen_settings(claim: Claim, rows: Rows) -> tuple[Keys, Keys]:
     """Return the setting of each side that is compared: of those that lose at most `keep` points
     against the setting that both sides list (one token per forward), the one with the highest
-    metric. Where the sides share none, the best score of both takes its place, which is higher than
-    what that setting scores on other items: the best of many is biased upward.
+    metric. If they share none, the limit is the best score of both sides. That score is biased
+    upward, because it is the best of many.
     """
     if not claim.chooses:
         return claim.ours[0], claim.theirs[0]

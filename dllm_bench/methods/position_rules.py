@@ -42,7 +42,7 @@ class Dilated(Select):
     kind: Literal["dilated", "binary"] = "dilated"
     base: Positive = 2  # divisor of the stride; 1: one level
     skip: Size = 1  # the first stride is the block's length divided by base ** skip
-    least: Amount | None = None  # a candidate below this probability waits; None: none does
+    least: Amount | None = None  # candidates below this probability stay masked; None: none do
     block: Size | None = None  # length of the repeated pattern; None: the open block
     needs = COUNTS_STEPS
 

@@ -320,8 +320,8 @@ class EditBlocks(Budgeted):
     tau: Probability  # edits are made above it
     rounds: Count = 16  # forwards over a block without masks whose edits are made
     stable: Proportion = 0.0  # share of a block's tokens; 0: a block may open at once
-    released: bool = False  # whether full blocks are finished once there is an end token, and one
-    # that is edited away lets no block open until all open ones are finished
+    released: bool = False  # whether an end token finishes full blocks; once it is edited away, no
+    # block opens until all open ones are finished
     needs = needing(ONE_BRANCH, {"schedule": Condition.HELD_EACH, "cache": Condition.FED_WINDOW})
 
     def on_start(self, round: Round) -> None:

@@ -71,7 +71,7 @@ class SelfVerified(Select):
     least: Positive = 1
     """Masks that a run has at least to be verified."""
     worth: float | None = None
-    """They are verified if the number expected to be accepted, less the cost, is at least this;
+    """Drafts are verified if the number expected to be accepted, less `cost`, is at least this;
     None: always."""
     worth_off: float | None = None
     """Hysteresis: once drafts were verified this is the limit, and until then `worth` has to be
@@ -97,9 +97,9 @@ class SelfVerified(Select):
     fill_above: Probability | None = field(default=None, metadata=DEFAULT_LEFT_OUT)
     """Where it is filled up, it also commits drafts with a probability above this."""
     bandit: Amount | None = field(default=None, metadata=DEFAULT_LEFT_OUT)
-    """Verify if a bandit (UCB) expects at least as many tokens per forward of it in this case, with
-    this weight of what it has not tried yet. The cases are told apart by the length of the run, by
-    how much of the block is decoded and by the drafts' mean entropy. None: no bandit."""
+    """Weight of exploration of a bandit (UCB) that decides in each case whether verifying gives more
+    tokens per forward. Cases differ by the length of the run, by how much of the block is decoded
+    and by the drafts' mean entropy. None: no bandit."""
     also_above: Probability | None = None
     """Drafts with a probability above this are accepted anyway."""
     causal: Literal["none", "finished", "decoded"] = "none"

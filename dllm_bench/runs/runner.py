@@ -431,8 +431,8 @@ def sample_record(
 ) -> SampleRecord:
     """Return the stored record of a decoded request, with its text.
 
-    started_at: seconds since the epoch; seconds: duration of decoding, None for forwards that
-    requests shared or that were measured: then they have no durations either.
+    started_at: seconds since the epoch; seconds: duration of decoding. None for batched requests
+    and with `measure_kl`; their forwards have no durations either.
     """
     generation = cut(decoded, request, loaded)
     raw = cut(decoded, replace(request, stop=()), loaded).text
