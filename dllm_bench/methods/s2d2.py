@@ -97,9 +97,9 @@ class SelfVerified(Select):
     fill_above: Probability | None = field(default=None, metadata=DEFAULT_LEFT_OUT)
     """Where it is filled up, it also commits drafts with a probability above this."""
     bandit: Amount | None = field(default=None, metadata=DEFAULT_LEFT_OUT)
-    """Weight of exploration of a bandit (UCB) that decides in each case whether verifying gives more
-    tokens per forward. Cases differ by the length of the run, by how much of the block is decoded
-    and by the drafts' mean entropy. None: no bandit."""
+    """Weight of exploration of a bandit (UCB) that decides in each case whether verifying gives
+    more tokens per forward. Cases differ by the length of the run, by how much of the block is
+    decoded and by the drafts' mean entropy. None: no bandit."""
     also_above: Probability | None = None
     """Drafts with a probability above this are accepted anyway."""
     causal: Literal["none", "finished", "decoded"] = "none"
