@@ -73,6 +73,10 @@ def index(file: object) -> Plant:
     return plant
 
 
+def sharded(plant: Plant) -> Plant:
+    return lambda folder: (shard(folder), plant(folder))
+
+
 def config(**entries: object) -> Plant:
     return lambda folder: edit(folder / "config.json", **entries)
 
@@ -125,7 +129,7 @@ DAMAGE: dict[str, tuple[Plant, str]] = {
     ),
     "size as text": (config(hidden_size="32"), f"{NO_DREAM} (StrictDataclassFieldValidationError"),
     "no heads": (config(num_attention_heads=0), f"{NO_DREAM} (ZeroDivisionError"),
-    "empty index": (text(INDEX, "{}"), "has no weight_map of tensors"),
+    "empty index": (sharded(text(INDEX, "{}")), "has no weight_map of tensors"),
     "cut tokenizer": (text("tokenizer.json", '{"version"'), "cannot be read (JSONDecodeError"),
     "empty tokenizer": (text("tokenizer.json", "{}"), "cannot be read (KeyError: 'added_tok"),
     "wrong mask": (config(mask_token_id=7), "mask_token_id=7, the tok"),
@@ -138,8 +142,8 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     "nan in the head": (number(float("nan"), "lm_head.weight"), "NaN"),
     "overflow": (weights(overflow), "gives logits that are NaN or infinite in float32"),
     **{f"index of {file}": (index(file), f"{str(file)!r}, which is no") for file in INDEXED},
-    "index as a list": (text(INDEX, "[]"), "is not a JSON object"),
-    "deep index": (text(INDEX, DEEP), "is not valid JSON"),
+    "index as a list": (sharded(text(INDEX, "[]")), "is not a JSON object"),
+    "deep index": (sharded(text(INDEX, DEEP)), "is not valid JSON"),
     "deep config": (text("config.json", DEEP), "config.json is not valid JSON"),
     "config as a list": (text("config.json", "[1]"), "config.json is not a JSON object"),
     "empty config": (text("config.json", "{}"), "model_type None"),
@@ -150,7 +154,7 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     "config without end": (instead("config.json", sparse), "has 10,000,000,000 bytes"),
     "tokenizer of a device": (device("tokenizer.json"), "lacks a tokenizer"),
     "tokenizer of a pipe": (pipe("tokenizer_config.json"), "no regular file"),
-    "index of a device": (device(INDEX), "no regular file"),
+    "index of a device": (sharded(device(INDEX)), "no regular file"),
     "many tokens": (many_tokens, "lists 100,000 added tokens"),
     "many names": (many_names, "names 1,000,000 tensors"),
     **{f"{n} layers": (config(num_hidden_layers=n), "have 2 layers") for n in (10**7, 0, -1)},
