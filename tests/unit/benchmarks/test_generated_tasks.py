@@ -109,8 +109,7 @@ def test_both_forms_of_a_case_are_in_one_split() -> None:
     for seed in range(50):
         draws = (minirule.draw_free, minirule.draw_choice)
         free, choice = (draw(random.Random(seed)) for draw in draws)
-        assert free.content == choice.content
-        assert free.prompt != choice.prompt
+        assert free.content == choice.content and free.prompt != choice.prompt
 
 
 @pytest.mark.parametrize(("name", "first"), LONGEST)
@@ -166,15 +165,13 @@ def test_the_harness_asks_and_grades(name: str) -> None:
     asked = list(benchmark.requests(lambda text: [len(text)]))
     assert [r.prompt for r in asked] == list(map(prompt_of, benchmark.items))
     texts = gold(benchmark)
-    assert mean(benchmark.score(texts)) == 1
-    assert mean(benchmark.score(foreign(texts))) < 0.5
+    assert mean(benchmark.score(texts)) == 1 and mean(benchmark.score(foreign(texts))) < 0.5
 
 
 def test_the_hash_of_a_benchmark_is_that_of_its_file_and_draws_no_item(monkeypatch) -> None:
     monkeypatch.setattr(GeneratedTask, "problems", lambda *_: pytest.fail("items were drawn"))
     task = FrozenTask("minigsm")
-    content = task.frozen_file().read_bytes()
-    assert task.items_hash(TEST) == hashlib.sha256(content).hexdigest()
+    assert task.items_hash(TEST) == hashlib.sha256(task.frozen_file().read_bytes()).hexdigest()
     assert task.items_hash(UNSEEN) not in (None, task.items_hash(TEST))
     assert task.items_hash(TRAIN) is None  # its items are hashed
     word, code = lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")
@@ -194,8 +191,7 @@ def is_right(item: dict[str, Any], text: str) -> bool:
 def test_the_gold_answer_is_right_once(family: str) -> None:
     for item in sources.GENERATED["miniparallel"].items(family)[:DRAWN]:
         assert is_right(item, f" {item['answer']}\n")
-        assert not is_right(item, f"{item['answer']} {item['answer']}")
-        assert not is_right(item, "")
+        assert not is_right(item, f"{item['answer']} {item['answer']}") and not is_right(item, "")
 
 
 def test_numbers_of_answers() -> None:

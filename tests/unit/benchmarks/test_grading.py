@@ -191,8 +191,7 @@ def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
     monkeypatch.setattr(sandbox, "execute", lambda *args: pytest.fail("a program was run"))
     code = evalplus_benchmark("minicode", allow_code_execution=False)
-    task = lm_eval_benchmark("mbpp", COMPLETION, allow_code_execution=False)
-    for benchmark in (code, task):
+    for benchmark in (code, lm_eval_benchmark("mbpp", COMPLETION, allow_code_execution=False)):
         with pytest.raises(DllmBenchError, match="allowed yet.*_code_execution=true or DLLM_BENCH"):
             benchmark.score({"an item": "    return 1\n"})
     monkeypatch.setenv(sandbox.CONSENT_VARIABLE, "1")
@@ -294,7 +293,6 @@ def test_a_generation_setting_that_is_not_followed_is_refused(settings: dict[str
 
 # --- gold answers of every task, on real items ----------------------------------------------------
 
-
 ALL = os.environ.get("DLLM_BENCH_ALL_ITEMS") == "1"
 TEXTS, PROGRAMS, FOREIGN = (None, None, None) if ALL else (300, 8, 150)
 KNOWN = read_yaml(Path(__file__).with_name("gold.yaml"))
@@ -302,14 +300,11 @@ SPLITS, CHANCE, WRONG_GOLD = (KNOWN[name] for name in ("splits", "chance", "wron
 ABSENT = ("sudoku_dream", "countdown_dream")  # see test_prompts.py
 TASKS = [task for task in task_names() if task_file(task)["output_type"] == "generate_until"]
 """Tasks whose answers are texts."""
-
-
 DAILY = ("gsm8k", "humaneval", "mbpp")
 
 
 @pytest.mark.parametrize("task", [*DAILY, *covering(9, [t for t in TASKS if t not in DAILY])])
 def test_gold_is_right_and_foreign_answers_are_not(task: str, real_data: Path) -> None:
-    """Gold answers are right by every metric of the task."""
     if task in ABSENT:
         pytest.skip(f"no items of {task} in {real_data}")
     file = task_file(task)
@@ -320,8 +315,7 @@ def test_gold_is_right_and_foreign_answers_are_not(task: str, real_data: Path) -
     asked = lm_eval_benchmark(task, primary, **data)
     texts = gold(asked)
     scores = asked.score(texts)
-    some = dict(list(foreign(texts).items())[:FOREIGN])
-    lucky = asked.score(some)
+    lucky = asked.score(dict(list(foreign(texts).items())[:FOREIGN]))
     for metric in scores[next(iter(texts))].metrics:
         wrong = {key for key, score in scores.items() if score.metrics[metric] != 1}
         known = {**WRONG_GOLD.get(task, {}), **WRONG_GOLD.get(metric, {})}

@@ -71,8 +71,7 @@ def published(folder: Path) -> str:
         file = folder / sources.PUBLISHED[task].files[split][0]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps(as_published(task, row)) + "\n" for row in rows))
-    labels = "\n".join(str(row["label"]) for row in PIQA)
-    (folder / "piqa/valid-labels.lst").write_text(labels)
+    (folder / "piqa/valid-labels.lst").write_text("\n".join(str(row["label"]) for row in PIQA))
     return str(folder)
 
 
@@ -100,8 +99,7 @@ def test_contexts_continuations_and_metrics_are_lm_eval_s(task: str, tmp_path: P
     by_id = {item["id"]: item for item in ours.items}
     sorted_ids = [row["id"] for row in sources.rows(task, split, str(tmp_path))]
     for number, (name, doc) in enumerate(zip(sorted_ids, docs, strict=True)):
-        context = stock.fewshot_context(doc, 0)
-        made = stock.construct_requests(doc, context, metadata=("t", 0, 1))
+        made = stock.construct_requests(doc, stock.fewshot_context(doc, 0), metadata=("t", 0, 1))
         pairs = ours.pairs(by_id[name])
         assert pairs == [instance.args for instance in made]
         said = [Likelihood(-1.0 - (i + number) % len(pairs), 0.1, False) for i in range(len(pairs))]
@@ -128,10 +126,8 @@ def test_a_continuation_of_a_chat_is_a_begun_answer() -> None:
     codec = load_text_codec(model_spec(compose(["model=tiny-dream-instruct"])["model"]))
     turns = [{"role": "user", "content": "Hello"}]
     option = items.option_of(turns, "Yes", codec.encode)
-    assert list(option.prompt_ids) == codec.encode(turns)
-    assert codec.decode(option.ids) == "Yes"
-    begun = [*turns, {"role": "assistant", "content": "Y"}]
-    later = items.option_of(begun, "es", codec.encode)
+    assert (list(option.prompt_ids), codec.decode(option.ids)) == (codec.encode(turns), "Yes")
+    later = items.option_of([*turns, {"role": "assistant", "content": "Y"}], "es", codec.encode)
     assert (*later.prompt_ids, *later.ids) == (*option.prompt_ids, *option.ids)
 
 

@@ -122,8 +122,7 @@ def test_flags_of_lm_eval_work(tmp_path: Path) -> None:
 def test_what_cannot_be_run_is_one_sentence(settings, kind, sentence, tmp_path, capsys) -> None:
     words(tmp_path, kind)
     code = lm_eval("--model_args", settings, "--tasks", "words", "--include_path", str(tmp_path))
-    assert code == 2
-    assert sentence in capsys.readouterr().err
+    assert code == 2 and sentence in capsys.readouterr().err
 
 
 def test_help_is_lm_eval_s(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -120,11 +120,8 @@ def test_mbpp_plus_as_a_request_has_lm_eval_s_wording(real_data: Path) -> None:
             asked = "Your code should satisfy the following assertion:\n"
             wanted = f"{' '.join(words)} {asked}{example}"
             begun = "Here is a solution to this programming problem:\n```python\n"
-            if chat:
-                turns = [(turn["role"], turn["content"]) for turn in json.loads(prompt)]
-                assert turns == [("user", wanted), ("assistant", begun)]
-            else:
-                assert prompt == f"{wanted}\n{begun}"
+            turns = [{"role": "user", "content": wanted}, {"role": "assistant", "content": begun}]
+            assert json.loads(prompt) == turns if chat else prompt == f"{wanted}\n{begun}"
     answers = {key: f"{answer}\n```\nSo." for key, answer in gold(benchmark).items()}
     assert mean(replace(benchmark, hard_stop=("```",)).score(answers)) == 1
 
@@ -151,11 +148,9 @@ def test_chat_forms(real_data: Path) -> None:
 
 @each_kind
 def test_a_limit_takes_the_first_of_one_order(benchmark: Bench) -> None:
-    few, whole = (
-        [item["id"] for item in replace(benchmark, limit=limit).items] for limit in (7, None)
-    )
-    assert few == whole[:7]
-    assert len(set(whole)) == len(whole) == 1000
+    made = (replace(benchmark, limit=limit).items for limit in (7, None))
+    few, whole = ([item["id"] for item in items] for items in made)
+    assert few == whole[:7] and len(set(whole)) == len(whole) == 1000
     assert whole != sorted(whole)
     assert {item.rpartition("/")[0] for item in whole} == {f"{benchmark.name}/test"}
 
@@ -236,8 +231,7 @@ def test_programs_from_answers() -> None:
     prompt = 'def f():\n    """One."""\n'
     assert code_answers.assemble_program(prompt, "    return 1\n") == prompt + "    return 1\n"
     anew = code_answers.assemble_program(prompt, "```python\ndef f():\n    return 1\n```")
-    assert code_answers.parses(anew)
-    assert anew.endswith("\n\ndef f():\n    return 1")
+    assert code_answers.parses(anew) and anew.endswith("\n\ndef f():\n    return 1")
     broken = prompt + "    return 1\n\nThat is it."
     assert code_answers.trim_unparsable_end(broken) == prompt + "    return 1\n\n"
     assert not code_answers.parses("def f(:")
@@ -247,7 +241,6 @@ def test_programs_from_answers() -> None:
 
 
 # --- Dream's Sudoku and Countdown, on made-up files of their form ---------------------------------
-
 
 COUNT = "Given {} numbers, use +-*/ to operate over the first {} numbers to achieve the {} number."
 DREAM = {  # (task, split) -> file, input, output, how the prompt begins
@@ -275,8 +268,7 @@ def test_prompts_are_dream_s(task: str, split: str, tmp_path: Path) -> None:
     rule, *parts = asked.requests(encode)[0].prompt.split("\n\n")
     shown = f"Input:{given}\nOutput:"
     assert rule.startswith(begin) and len(asked.items) == 2
-    end = "\n " if task == "sudoku_dream" else " "
-    assert parts == [*[shown + answer] * 8, shown + end]
+    assert parts == [*[shown + answer] * 8, shown + ("\n " if task == "sudoku_dream" else " ")]
 
 
 def graded(task: Any, doc: Item, text: str) -> dict[str, float]:
@@ -388,13 +380,10 @@ def subject_task(config: dict[str, Any], item: Item, **changes: Any) -> Configur
 
 
 def test_mmlu_is_lm_eval_s_own(real_data: Path) -> None:
-    template = "mmlu/generative/_default_template_yaml"
-    config = stock_config(template, "mmlu", real_data, shots=0)
+    config = stock_config("mmlu/generative/_default_template_yaml", "mmlu", real_data, shots=0)
     ours = lm_eval_benchmark("mmlu", "exact_match,get_response", limit=6, data_dir=str(real_data))
     texts = "B\nA", " (C)", "D.", "A because", ""
-    compared(
-        ours, lambda item: subject_task(config, item), lambda item: (GOLD["mmlu"](item), *texts)
-    )
+    compared(ours, partial(subject_task, config), lambda item: (GOLD["mmlu"](item), *texts))
 
 
 def test_mmlu_by_likelihood_is_lm_eval_s_own(real_data: Path) -> None:
@@ -492,8 +481,7 @@ def test_twenty_mixed_programs_are_graded_as_by_evalplus(real_data, tmp_path, mo
     broken = zip(cycle(BREAKS), plain)
     texts = {item["id"]: change(item["canonical_solution"], item) for change, item in broken}
     found = {key: score.metrics for key, score in ours.score(texts).items()}
-    theirs = {i["id"]: by_evalplus(i, ours.program(i, texts[i["id"]])) for i in plain}
-    assert found == theirs
+    assert found == {i["id"]: by_evalplus(i, ours.program(i, texts[i["id"]])) for i in plain}
     assert {tuple(metrics.values()) for metrics in found.values()} == {(0, 0), (1, 0), (1, 1)}
 
 

@@ -41,8 +41,7 @@ SIZES = {
 
 @pytest.mark.parametrize(("source", "split"), SIZES, ids=str)
 def test_all_items_are_read_with_ids_of_their_own(source: str, split: str, real_data: Path) -> None:
-    rows = sources.rows(source, split, str(real_data))
-    ids = [row["id"] for row in rows]
+    ids = [row["id"] for row in sources.rows(source, split, str(real_data))]
     assert len(ids) == len(set(ids)) == SIZES[source, split]
     assert all(key.startswith(f"{source}/{split}") for key in ids)
 
@@ -61,10 +60,8 @@ def test_korbench_has_five_equal_categories(real_data: Path) -> None:
     rows = sources.rows("korbench", "test", str(real_data))
     assert set(Counter(row["category"] for row in rows).values()) == {250}
     asked = lm_eval_benchmark("korbench", "accuracy,none", data_dir=str(real_data))
-    texts = (one.prompt for one in asked.requests(encode) if "/cipher/" in one.id)
-    text = next(texts)
-    assert "### Cipher Rule:\n\n**Encryption Rules:**" in text
-    assert text.endswith("### Answer:\n")
+    text = next(one.prompt for one in asked.requests(encode) if "/cipher/" in one.id)
+    assert "### Cipher Rule:\n\n**Encryption Rules:**" in text and text.endswith("### Answer:\n")
     assert {row["id"]: row["answer"] for row in rows}["korbench/test/cipher/1"] == "[[N]]"
 
 
@@ -148,8 +145,7 @@ def test_two_shots_of_drop_stand_before_the_task(real_data: Path, tmp_path: Path
     ours = lm_eval_benchmark("drop_opencompass", "accuracy,none", **settings)
     prompt = ours.requests(encode)[0].prompt
     assert prompt.startswith("You will be asked to read a passage and answer a question.\n\n---\n")
-    assert prompt.count("---\nPassage: ") == 3
-    assert prompt.count("\nAnswer: ") == 2
+    assert (prompt.count("---\nPassage: "), prompt.count("\nAnswer: ")) == (3, 2)
     assert 'Think step by step, then write a line of the form "Answer: $ANSWER"' in prompt
 
 
@@ -160,8 +156,7 @@ def test_repeats_ask_the_same_item_under_ids_of_their_own(benchmark: Bench) -> N
     assert [request.id for request in requests] == [f"{i}#{k}" for i in once for k in range(3)]
     assert [item_id_of(request.id) for request in requests[::3]] == once
     assert len({request.prompt for request in requests}) == 4
-    assert item_id_of("mbpp/test/11") == "mbpp/test/11"
-    assert item_id_of("a#b") == "a#b"
+    assert [*map(item_id_of, ("mbpp/test/11", "a#b"))] == ["mbpp/test/11", "a#b"]
 
 
 @pytest.mark.parametrize("name", sorted(SETS))
@@ -191,8 +186,7 @@ def test_prompt_sets_are_shuffled_only_above_their_cap(real_data: Path) -> None:
         made = PromptsBenchmark("acceptance", name, 8, data_dir=str(real_data))
         return [int(str(item["id"]).rpartition("/")[2]) for item in made.items]
 
-    assert lines("aime25") == list(range(30))
-    assert lines("gsm8k") != sorted(lines("gsm8k"))
+    assert lines("aime25") == list(range(30)) and lines("gsm8k") != sorted(lines("gsm8k"))
     assert len(set(lines("gsm8k"))) == 500
     few = PromptsBenchmark("acceptance", "gsm8k", 8, limit=3, data_dir=str(real_data))
     assert [item["id"] for item in few.items] == [f"prompts/gsm8k/{n}" for n in lines("gsm8k")[:3]]
