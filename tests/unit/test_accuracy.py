@@ -30,8 +30,7 @@ def test_wilson_against_published_values() -> None:
     for right, n, low, high in published:
         score = mean_score([1.0] * right + [0.0] * (n - right))
         assert (score.mean, score.n, score.method) == (right / n, n, "wilson")
-        assert score.low == pytest.approx(low, abs=5e-5)
-        assert score.high == pytest.approx(high, abs=5e-5)
+        assert (score.low, score.high) == pytest.approx((low, high), abs=5e-5)
 
 
 def test_events_of_one_sample_alone_are_wilsons() -> None:
@@ -49,8 +48,7 @@ def test_an_interval_of_clusters_holds_as_often_as_it_says() -> None:
         ends = {"clusters": wilson_of_clusters(right, [20] * 40), "rounds": wilson(sum(right), 800)}
         for name, (low, high) in ends.items():
             held[name] += low < 0.75 < high
-    assert 0.92 < held["clusters"] / 400 < 0.98
-    assert held["rounds"] / 400 < 0.8
+    assert 0.92 < held["clusters"] / 400 < 0.98 and held["rounds"] / 400 < 0.8
 
 
 def test_fractional_scores_get_a_seeded_bootstrap() -> None:
@@ -100,8 +98,7 @@ def test_equal_runs_do_not_differ_and_slightly_better_ones_by_paired_bootstrap_d
 
 def test_the_bootstrap_covers_no_difference() -> None:
     """About 5 % of 95 % intervals miss; 13 or more of 100 has a chance below 1 in 400."""
-    rng = random.Random(5)
-    keys = [str(i) for i in range(60)]
+    rng, keys = random.Random(5), [str(i) for i in range(60)]
     pairs = [({k: rng.random() for k in keys}, {k: rng.random() for k in keys}) for _ in range(100)]
     assert 0 < sum(compare(ours, theirs).differs for ours, theirs in pairs) < 13
 
@@ -123,6 +120,4 @@ def test_repeated_items() -> None:
     third = pytest.approx(1 / 3)
     assert found == {"avg@3": third, "pass@1": third, "pass@2": 0.5, "pass@3": 0.5}
     assert repeated([[0.2, 0.4], [0.6, 0.8]]) == {"avg@2": pytest.approx(0.5)}
-    assert repeated([[1.0], [0.0]]) == {}
-    assert repeated([[1.0, 0.0], [0.0]]) == {}
-    assert repeated([]) == {}
+    assert repeated([[1.0], [0.0]]) == repeated([[1.0, 0.0], [0.0]]) == repeated([]) == {}

@@ -30,5 +30,4 @@ def test_the_second_device_is_looked_for_waited_for_and_timed(monkeypatch) -> No
     assert clock.spans_ms() == [2.0]
     record = call("stream of cuda:1")
     assert cuda.Event.return_value.record.mock_calls == [record, record]
-    waits = [str(*waited.args) for waited in cuda.synchronize.mock_calls]
-    assert waits == ["cuda:1", "cuda:1"]
+    assert [str(*waited.args) for waited in cuda.synchronize.mock_calls] == ["cuda:1", "cuda:1"]

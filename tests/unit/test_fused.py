@@ -245,9 +245,7 @@ def test_one_read_is_the_definition(run: Run, name: str) -> None:
     assert best_N.double().equal(logits_NV.amax(-1))
     ids_NV = torch.arange(logits_NV.shape[1]).where(logits_NV == best_N[:, None], torch.inf)
     assert index_N.equal(ids_NV.amin(-1).long())
-    below_NV = logits_NV - best_N[:, None]
-    mass_NV = below_NV.exp()
-    assert sum_N.double().allclose(mass_NV.sum(-1), rtol=2e-6, atol=0)
+    assert sum_N.double().allclose((logits_NV - best_N[:, None]).exp().sum(-1), rtol=2e-6, atol=0)
     law_N = -torch.special.entr(logits_NV.softmax(-1)).sum(-1)
     assert entropy_N is not None and entropy_N.double().allclose(law_N, rtol=2e-6, atol=4e-6)
 
@@ -284,8 +282,7 @@ SEARCHES = [(name, SHARES[(i + turn) % 4]) for i, name in TURNS for turn in rang
 @pytest.mark.parametrize(("name", "share"), covering(4, SEARCHES, often=4))
 def test_a_search_keeps_what_a_sort_keeps(run: Run, name: str, share: float) -> None:
     """The first tokens of a stable sort, up to the one that takes their sum above the share."""
-    logits_NV = CUTS[name]()
-    kept_NV = run("keep_top_p", name, share)
+    logits_NV, kept_NV = CUTS[name](), run("keep_top_p", name, share)
     stays_NV = kept_NV > -torch.inf
     assert kept_NV.dtype == logits_NV.dtype
     assert kept_NV.equal(logits_NV.masked_fill(~stays_NV, -torch.inf))
@@ -307,8 +304,7 @@ def test_without_entropy_the_rest_is_the_same(run: Run) -> None:
 
 
 def test_a_row_alone_has_the_same_bits(run: Run) -> None:
-    names = "two rows", "first of two rows"
-    first, alone = (run("row_statistics", name, True) for name in names)
+    first, alone = (run("row_statistics", name, True) for name in ("two rows", "first of two rows"))
     for both_N, one_N in zip(first, alone, strict=True):
         assert both_N is not None and one_N is not None and both_N[:1].equal(one_N)
     two_NV, one_NV = (run("keep_top_p", name, 0.95) for name in ("cut-float32", "cut alone"))
@@ -318,8 +314,7 @@ def test_a_row_alone_has_the_same_bits(run: Run) -> None:
 @pytest.mark.parametrize("name", NANS)
 def test_a_nan_stays_a_nan(run: Run, name: str) -> None:
     _, index_N, sum_N, _ = run("row_statistics", name, True)
-    assert sum_N.isnan().all()
-    assert ((index_N >= 0) & (index_N < NANS[name]().shape[1])).all()
+    assert sum_N.isnan().all() and ((index_N >= 0) & (index_N < NANS[name]().shape[1])).all()
 
 
 def test_a_row_without_a_token_has_no_mass(run: Run) -> None:
@@ -333,5 +328,4 @@ def test_a_row_without_a_token_has_no_mass(run: Run) -> None:
 def test_the_kernels_compile_for_a_device(tmp_path: Path) -> None:
     built = child(COMPILE + STATISTICS, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     rows, cut = "of_parts of_rows", "mass_of_parts equals_of_parts cut_parts"
-    names = f"{rows} {rows} entropy_of_parts {rows} {cut} of_parts {cut}"
-    assert built.split() == names.split()
+    assert built.split() == f"{rows} {rows} entropy_of_parts {rows} {cut} of_parts {cut}".split()

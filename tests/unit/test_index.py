@@ -43,8 +43,7 @@ def shown(found: Store) -> tuple[list[str], list[tuple]]:
 def test_lists_and_estimates_read_one_file_instead_of_the_records(results, monkeypatch) -> None:
     found = Store(results / "runs")
     before = shown(found)
-    assert all(before)
-    assert list(found.root.glob(".*")) == []
+    assert all(before) and list(found.root.glob(".*")) == []
     assert before[1] == facts(MeasuredRuns.of(found.records()))
     with monkeypatch.context() as closed:
         closed.setattr(store.RunRecord, "from_json", refuse)
@@ -96,8 +95,7 @@ def test_an_index_with_values_of_other_types_is_left_out(shipped, value) -> None
     names = value["packed"] if isinstance(value, dict) and "packed" in value else None
     values = {key: names or value for key in plain["values"] if names or key != "packed"}
     place.write_bytes(lzma.compress(json.dumps({**plain, "values": values}).encode()))
-    assert list(run_lines(found)) == lines
-    assert measured_runs(found).runs
+    assert list(run_lines(found)) == lines and measured_runs(found).runs
 
 
 @pytest.mark.skipif(not (REFERENCE / PACKED).exists(), reason="no reference results are committed")

@@ -82,9 +82,8 @@ def test_by_hand(name: str) -> None:
 
 def test_top_ten_takes_the_ten_fastest() -> None:
     samples = [SampleStats(**{**asdict(A), "committed": 15 * n}) for n in range(1, 21)]
-    assert measure("tps/top10", samples) == pytest.approx(10 * sum(range(11, 21)) / 10)
-    assert measure("tps/max", samples) == pytest.approx(200)
-    assert measure("tps/no_first_step", samples) == pytest.approx(105)
+    found = [measure(f"tps/{name}", samples) for name in ("top10", "max", "no_first_step")]
+    assert found == pytest.approx([10 * sum(range(11, 21)) / 10, 200, 105])
 
 
 def test_speed_up_and_equality_have_intervals() -> None:
@@ -151,8 +150,7 @@ OF_ROUNDS = {
 
 
 def test_drafts_by_hand() -> None:
-    found = {name: measure(name, [FIRST, SECOND]) for name in OF_ROUNDS}
-    assert found == pytest.approx(OF_ROUNDS)
+    assert {name: measure(name, [FIRST, SECOND]) for name in OF_ROUNDS} == pytest.approx(OF_ROUNDS)
     names = [*SECTIONS["acceptance"], "round_ms"]
     assert all(measure(name, [drafted([], verify_s=1.0)]) is None for name in names)
     assert interval("acceptance/survival@2", [FIRST, SECOND]) == pytest.approx(wilson(1, 3))

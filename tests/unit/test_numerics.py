@@ -39,8 +39,7 @@ def test_the_pass_is_the_definition(length: int, raised: int, kept: int | None) 
     if kept is not None:
         logits_KWV[..., kept:] = -torch.inf
     law_KWV = logits_KWV.double().softmax(-1)
-    two_KW2 = law_KWV.topk(2).values
-    seen = read_logits(logits_KWV, entropy=True)
+    two_KW2, seen = law_KWV.topk(2).values, read_logits(logits_KWV, entropy=True)
     assert seen.ids_KW.equal(law_KWV.argmax(-1))
     for probability_KW in (seen.probability_KW, read_logits(logits_KWV).probability_KW):
         assert torch.allclose(probability_KW.double(), two_KW2[..., 0], rtol=5e-7, atol=0)
@@ -55,8 +54,7 @@ def test_the_pass_is_the_definition(length: int, raised: int, kept: int | None) 
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_tokens_asked_about_have_their_own_probability(length: int) -> None:
-    logits_KWV = logits_of(length, torch.bfloat16)
-    ids_KW = torch.arange(6).view(2, 3)
+    logits_KWV, ids_KW = logits_of(length, torch.bfloat16), torch.arange(6).view(2, 3)
     expected_KW = logits_KWV.double().softmax(-1).gather(-1, ids_KW[..., None])[..., 0]
     seen = read_logits(logits_KWV, "float64", ids_KW=ids_KW)
     assert seen.ids_KW.equal(ids_KW)

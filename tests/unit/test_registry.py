@@ -61,11 +61,8 @@ def test_a_plug_in_that_fails_is_named_and_leaves_the_others(name, tmp_path, mon
         registry._import_kind(kind)
     for table in ("_objects", "_names"):  # the test registers into copies
         monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
-    good = (
-        "from dllm_bench.registry import register\n"
-        f"@register('select.beside_{name}')\n"
-        "class Beside: pass\n"
-    )
+    named = f"@registry.register('select.beside_{name}')"
+    good = f"from dllm_bench import registry\n{named}\nclass Beside: pass\n"
     modules = {f"failing_{name}": FAILURES[name], f"beside_{name}": good}
     for module, code in modules.items():
         (tmp_path / f"{module}.py").write_text(code)

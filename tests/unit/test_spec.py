@@ -63,13 +63,9 @@ def test_a_filter_is_its_content_wherever_it_lies(tmp_path: Path) -> None:
     copied.write_bytes(filter_file("assets/filters/tiny-llada-block32").read_bytes())
     bent = {"0.weight": torch.zeros(32, 32), "0.bias": torch.zeros(32)}
     other = save_filter(tmp_path / "other", bent, FilterMetadata())
-    runs = [
-        RunSpec.from_config({**CONFIG, "decoder": LEARN2PD | {"select": select}}, resolve)
-        for select in (
-            describe(Filter(head))
-            for head in (shipped, LearnedFilter(str(copied), any_model=True), other)
-        )
-    ]
+    heads = (shipped, LearnedFilter(str(copied), any_model=True), other)
+    decoders = [LEARN2PD | {"select": describe(Filter(head))} for head in heads]
+    runs = [RunSpec.from_config({**CONFIG, "decoder": one}, resolve) for one in decoders]
     assert runs[0] == RunSpec.from_config({**CONFIG, "decoder": LEARN2PD}, resolve)
     assert runs[0].identity_hash == runs[1].identity_hash != runs[2].identity_hash
     assert shipped.sha256 in str(runs[0].identity()) and "assets" not in str(runs[0].identity())
@@ -214,8 +210,7 @@ def test_auto_hardware_is_named_for_what_was_found(monkeypatch: pytest.MonkeyPat
     auto: dict[str, Any] = {"name": "auto", "device": "auto", "dtype": "auto", "attention": "sdpa"}
     auto |= {"threads": "auto", "match": None}
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = inputs.resolve_hardware(auto)
-    assert found == CONFIG["hardware"]
+    assert inputs.resolve_hardware(auto) == CONFIG["hardware"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda index=None: "NVIDIA H200 NVL")
     found = inputs.resolve_hardware(auto)

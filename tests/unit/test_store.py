@@ -20,15 +20,7 @@ from dllm_bench.store import store as store_module
 from dllm_bench.store.files import Appender, whole_lines
 from dllm_bench.store.lock import Lock
 from dllm_bench.store.record import SCHEMA, RunRecord
-from dllm_bench.store.store import (
-    LOCK,
-    RECORD,
-    SAMPLES,
-    RunState,
-    Store,
-    read_entry,
-    read_samples,
-)
+from dllm_bench.store.store import LOCK, RECORD, SAMPLES, RunState, Store, read_entry, read_samples
 from dllm_bench.tables.plan import look_up
 from tests.resume import fakes
 
@@ -57,8 +49,7 @@ def test_a_run_is_found_by_the_names_of_folders_and_no_other_is_read(tmp_path, m
 def test_a_run_is_found_under_another_label(tmp_path: Path) -> None:
     store, record = made(tmp_path)
     renamed = fakes.spec(5, label="other-name")
-    assert renamed.folder != SPEC_5.folder
-    assert store.record(renamed) == record
+    assert renamed.folder != SPEC_5.folder and store.record(renamed) == record
 
 
 def test_a_lock_beats_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

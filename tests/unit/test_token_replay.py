@@ -42,8 +42,7 @@ def vanilla(model) -> tuple[Generation, TokenReplay]:
     """Return a text of one token per forward, and what was noted of it."""
     own = decoder("decoder=vanilla")
     before = own.generate(model, REQUEST)
-    found = token_replay.replay(own, model, REQUEST, before.ids)
-    return before, found
+    return before, token_replay.replay(own, model, REQUEST, before.ids)
 
 
 DECODERS = [
@@ -62,9 +61,8 @@ def test_listening_changes_no_token_and_sees_every_open_position(overrides, mode
     own = decoder(*overrides)
     before = own.generate(model, REQUEST)
     found = token_replay.replay(own, model, REQUEST, before.ids)
-    steps, positions = len(before.trace), len(before.ids)
-    for seen_SP in (found.chance_SP, found.rank_SP, found.found_SP):
-        assert seen_SP.shape == (steps, positions)
+    shape = (len(before.trace), len(before.ids))
+    assert {a_SP.shape for a_SP in (found.chance_SP, found.rank_SP, found.found_SP)} == {shape}
     for position, born in ((p, born) for p, born in enumerate(before.born) if born >= 0):
         assert found.found_SP[born, position] == 1, "decoded tokens are the candidate"
         assert np.isnan(found.chance_SP[born + 1 :, position]).all()
@@ -111,8 +109,7 @@ def test_what_is_written_is_read(tmp_path, vanilla, model) -> None:
     store = store_of(tmp_path, before)
     folder = store.path(SPEC)
     assert token_replay.read_replays(folder) == []
-    written = recorded(decoder("decoder=vanilla"), model, store)
-    assert written == folder / token_replay.FILE
+    assert recorded(decoder("decoder=vanilla"), model, store) == folder / token_replay.FILE
     [found] = token_replay.read_replays(folder)
     assert found.id == REQUEST.id
     np.testing.assert_array_equal(found.chance_SP, again.chance_SP)

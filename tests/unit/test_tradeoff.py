@@ -71,8 +71,7 @@ def test_the_order_of_points_says_nothing(points: Points, random) -> None:
 @given(st.lists(st.tuples(scores, scores), min_size=1, max_size=5))
 def test_an_area_of_arrays_is_the_area_of_each(draws: list[tuple[float, float]]) -> None:
     ys = np.array(draws).T
-    points = [(1.0, ys[0]), (3.0 + ys[1] / 100, ys[1])]
-    found = area(points, ys.max(0))
+    found = area([(1.0, ys[0]), (3.0 + ys[1] / 100, ys[1])], ys.max(0))
     for k, (first, last) in enumerate(draws):
         one = area([(1.0, first), (3.0 + last / 100, last)], max(first, last))
         assert found[k] == pytest.approx(one)

@@ -39,8 +39,7 @@ def loaded(folder: Path, kind: str, **changes: str) -> LoadedModel:
 def started(folder: Path, job: AdapterJob = JOB, **changes: str) -> AdapterTraining:
     """Return a training on many texts, of the model in `folder` / model."""
     own = [TrainingText((10 + n % 60, 11 + n % 50, *range(5, 14)), 2) for n in range(60)]
-    texts = [*own, *TEXTS]
-    return AdapterTraining.start(job, loaded(folder / "model", "qwen3", **changes), texts)
+    return AdapterTraining.start(job, loaded(folder / "model", "qwen3", **changes), [*own, *TEXTS])
 
 
 def trained(out: Path, job: AdapterJob = JOB) -> AdapterTraining:
@@ -59,13 +58,11 @@ def test_training_sees_what_a_block_diffusion_decoder_sees(kind: str, tmp_path: 
     assert len(set(text_R.tolist())) == len(TEXTS)
     for text, index, got_V, target in zip(text_R, index_R, logits_RV, target_R, strict=True):
         place = int(batch.place_BN[text, index])
-        start = place // BLOCK * BLOCK
+        start, first = (at // BLOCK * BLOCK for at in (place, int(index)))
         canvas_L = batch.clean_BL[text].clone()
-        first = int(index) // BLOCK * BLOCK
         assert target == canvas_L[place]
         canvas_L[start : start + BLOCK] = batch.noised_BN[text, first : first + BLOCK]
-        span = (0, start + BLOCK)
-        rows = (place, place + 1)
+        span, rows = (0, start + BLOCK), (place, place + 1)
         plan = ForwardPlan(ForwardKind.DENOISE, span, rows, span, "block_causal", BLOCK)
         wanted_V = denoiser.forward(canvas_L[None], plan, denoiser.new_cache(len(canvas_L)))[0, 0]
         assert torch.allclose(got_V, wanted_V, atol=1e-4)
@@ -88,8 +85,7 @@ def test_masks_lie_in_answers_and_the_rest_of_their_last_block() -> None:
 
 def test_a_third_of_the_blocks_is_masked_wholly_and_none_is_left_out_by_a_cut() -> None:
     blocks_JS = adapters._drawn(seeded(0), 1, 40_000, BLOCK).unflatten(1, (-1, BLOCK))[0]
-    whole = blocks_JS.all(1).float().mean()
-    assert abs(whole - (0.35 + 0.35 / BLOCK + 0.30 * 0.25)) < 0.05
+    assert abs(blocks_JS.all(1).float().mean() - (0.35 + 0.35 / BLOCK + 0.30 * 0.25)) < 0.05
     assert blocks_JS.any(1).float().mean() > 0.95
 
 
@@ -111,8 +107,7 @@ def test_an_adapter_learns_and_is_loaded_by_a_model(kind: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_products_in_bfloat16_learn_what_those_in_float32_do(attention: str, tmp_path) -> None:
-    whole = started(tmp_path)
-    short = started(tmp_path, dtype="bfloat16", attention=attention)
+    whole, short = started(tmp_path), started(tmp_path, dtype="bfloat16", attention=attention)
     for _ in range(6):
         losses = [one.optimizer_step()[0] for one in (whole, short)]
         torch.testing.assert_close(*losses, rtol=0.02, atol=0)
@@ -127,8 +122,7 @@ def test_a_resumed_training_gives_the_same_weights(tmp_path: Path) -> None:
         half.optimizer_step()
     half.save(tmp_path / "b")
     again = trained(tmp_path / "b")
-    for name, weight in whole.learned.items():
-        assert torch.equal(weight, again.learned[name])
+    torch.testing.assert_close(again.learned, whole.learned, atol=0, rtol=0)
     tiny_checkpoint("qwen3", tmp_path / "c" / "model", 2)
     others = [started(tmp_path, replace(JOB, lr=1e-3)), started(tmp_path / "c")]
     others += [started(tmp_path, dtype="bfloat16"), replace(half, texts=whole.held_out)]
