@@ -65,12 +65,8 @@ FLAT = StepProfile((1, 4096), (100.0, 100.0))
 KNEE = StepProfile((1, 2, 8, 256), (100.0, 75.0, 30.0, 1.0))
 SCALE = Temperatures((1.5, 0.5, 2.0))
 ONE = Request("one", (3, 9, 27, 3, 9), 40)
-SEVERAL = [
-    ONE,
-    Request("two", tuple(range(2, 30)), 25),
-    Request("three", (7,), 31),
-    Request("four", (5, 6), 1),
-]
+MORE = ("two", tuple(range(2, 30)), 25), ("three", (7,), 31), ("four", (5, 6), 1)
+SEVERAL = [ONE, *(Request(*asked) for asked in MORE)]
 
 
 class Spoiled(ModelDraft):
@@ -96,14 +92,11 @@ def target(folder: Path) -> TransformerDenoiser:
 
 
 def drafter(name: str, folder: Path) -> Draft:
-    makers = {
-        "ngram": lambda: NGramDraft(4, 2),
-        "spoiled": lambda: Spoiled(SmallModelDrafter(str(folder / "target")), 5),
-        "dspark": lambda: DSpark(
-            TrainedBlockDrafter(write_drafter(folder / name, DRAFTERS[name], 4))
-        ),
-    }
-    return makers[name]()
+    if name == "ngram":
+        return NGramDraft(4, 2)
+    if name == "spoiled":
+        return Spoiled(SmallModelDrafter(str(folder / "target")), 5)
+    return DSpark(TrainedBlockDrafter(write_drafter(folder / name, DRAFTERS[name], 4)))
 
 
 def sample(generation: Generation) -> tuple[Trace, Sequence[int], Sequence[int]]:
@@ -133,16 +126,13 @@ def test_rounds_are_those_of_the_loop(name, piece, rule, requests, folder, targe
     texts = StoredDrafts.of(map(sample, generate_batch(unverified, target, requests))).served(SCALE)
     assert len(texts) == sum(request.max_new_tokens > 1 for request in requests)
     steps = simulate(ServingSystem(name, texts, new_rule), FLAT, len(texts)).steps
-    assert [step.requests for step in steps] == [
-        sum(len(rows) > k for rows in real) for k in range(len(steps))
-    ]
-    assert [step.verified - step.requests for step in steps] == [
-        sum(rows[k].proposed for rows in real if len(rows) > k) for k in range(len(steps))
-    ]
     going = min(len(rows) for rows in real if rows) - 1  # a last round is cut by its limit
-    assert [step.committed for step in steps[:going]] == [
-        sum(rows[k].accepted + 1 for rows in real if rows) for k in range(going)
-    ]
+    assert len(steps) >= going
+    for k, step in enumerate(steps):
+        made = [rows[k] for rows in real if len(rows) > k]
+        proposed = sum(row.proposed for row in made)
+        assert (step.requests, step.verified) == (len(made), len(made) + proposed)
+        assert k >= going or step.committed == sum(row.accepted + 1 for row in made)
     assert len({step.verified / step.requests for step in steps}) > 1 or name == "spoiled"
 
 
@@ -164,10 +154,8 @@ def test_a_draft_is_held_against_what_follows() -> None:
         drafts_of_text(Trace(tree), born, ids)
     drafts = StoredDrafts.of([(trace, born, ids), (Trace(rows[:1]), (0,), (4,))])
     assert len(drafts.texts) == 1, "a text that ended with its prefill has no draft"
-    assert drafts.observed() == [
-        draft_metrics.ObservedDraft((2.0, 1.0), 2),
-        draft_metrics.ObservedDraft((0.5,), 1),
-    ], "nothing is known of what was drafted past the end"
+    known = [draft_metrics.ObservedDraft(*one) for one in (((2.0, 1.0), 2), ((0.5,), 1))]
+    assert drafts.observed() == known, "nothing is known of what was drafted past the end"
     assert drafts.steps == pytest.approx((2.0 + 1.0 + 4.0) / (5.0 + 5.0))
     assert (drafts.width, drafts.calls) == (8, 1)
     profile = StepProfile((1, 8, 64), (10.0, 5.0, 2.5))
@@ -259,12 +247,9 @@ def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
 def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(stored, texts, command) -> None:
     elsewhere = {**DRAFT, "drafter": {"sha256": "d" * 64, "source": "another place"}}
     other = {**DRAFT, "drafter": {"sha256": "e" * 64, "source": "a place"}}
-    cut = {"_target_": "length.threshold", "tau": 0.5}
-    whole = {**FIXED, "tokens": None}
-    unheaded = [
-        replace(found, trace=Trace([replace(row, survival=()) for row in found.trace.forwards]))
-        for found in texts
-    ]
+    cut, whole = {"_target_": "length.threshold", "tau": 0.5}, {**FIXED, "tokens": None}
+    traces = [[replace(row, survival=()) for row in found.trace.forwards] for found in texts]
+    unheaded = [replace(one, trace=Trace(rows)) for one, rows in zip(texts, traces, strict=True)]
     runs = {
         "greedy": stored(),
         "cut": stored(length=cut, draft=elsewhere),
@@ -321,9 +306,8 @@ def test_what_is_simulated_unasked_is_profiled() -> None:
     assert drafts.drafting(read_step_profile(options.profile))(max(options.requests)) > 0
 
 
-FILLING = StepProfile(  # 10 ms a step up to 64 tokens, then in proportion to them
-    (1, 64, 4096), (100.0, 100.0, 100.0 * 64 / 4096)
-)
+# 10 ms a step up to 64 tokens, then in proportion to them
+FILLING = StepProfile((1, 64, 4096), (100.0, 100.0, 100.0 * 64 / 4096))
 STEEP = StepProfile((1, 2048), (1000.0, 1000.0 / 2048))  # every token costs a step's time
 
 
@@ -356,23 +340,20 @@ def test_tokens_and_time_are_conserved_and_seats_are_filled(name, wait_s) -> Non
     lengths = [len(text) for text in system.texts]
     assert [one.tokens for one in load.served] == lengths, "every request, in order of arrival"
     assert sum(step.committed for step in load.steps) == sum(lengths)
-    assert all(step.requests <= 4 for step in load.steps)
-    assert all(step.step_s == FILLING.step_s(step.verified) for step in load.steps)
-    assert all(step.requests <= step.committed <= step.verified for step in load.steps)
     for before, after in pairwise(load.steps):
         assert after.start_s >= before.start_s + before.step_s - 1e-12, "one step at a time"
-    for one in load.served:
-        assert one.arrival_s <= one.seated_s < one.finished_s
+    assert all(one.arrival_s <= one.seated_s < one.finished_s for one in load.served)
     seated = [one.seated_s for one in load.served]
     assert seated == sorted(seated), "first come, first served"
     for step in load.steps:
+        assert step.step_s == FILLING.step_s(step.verified)
+        assert step.requests <= min(4, step.committed) and step.committed <= step.verified
         waiting = any(one.arrival_s <= step.start_s < one.seated_s for one in load.served)
         assert step.requests == 4 or not waiting, "a free seat while someone waits"
 
 
 def test_an_idle_engine_waits_for_the_next_request() -> None:
-    system = ServingSystem("ar", drawn(3, 2, []), WHOLE_DRAFTS)
-    load = simulate(system, FLAT, 4, [0.0, 5.0, 5.005])
+    load = simulate(ServingSystem("ar", drawn(3, 2, []), WHOLE_DRAFTS), FLAT, 4, [0.0, 5.0, 5.005])
     assert [step.start_s for step in load.steps] == pytest.approx([0, 0.01, 5, 5.01, 5.02])
     assert [one.seated_s for one in load.served] == pytest.approx([0, 5, 5.01])
 
@@ -403,8 +384,7 @@ def test_more_arrivals_are_served_later_and_slower() -> None:
     found = under_arrivals(systems, FILLING, seats=8, rates=rates, level=90.0)
     assert [(one.system, one.requests_per_s) for one in found[:3]] == [("ar", r) for r in rates]
     for few, some, many in (found[:3], found[3:]):
-        assert few.attained == 1.0
-        assert few.wait_s <= some.wait_s < many.wait_s
+        assert few.attained == 1.0 and few.wait_s <= some.wait_s < many.wait_s
         assert few.tokens_per_s_device < many.tokens_per_s_device
     speeds = [one.tokens_per_s_user for one in found[:3]]
     assert speeds == pytest.approx([100.0] * 3), "one token a step of 10 ms, waiting left out"

@@ -77,8 +77,7 @@ DINFER = {"unroll": 4, "tokens_per_forward": 8}
 )
 def test_idle_forwards(blocks, idle, unrolled) -> None:
     generation = generation_of(*blocks)
-    assert idle_forwards(generation) == idle
-    assert idle_forwards(generation, **DINFER) == unrolled
+    assert (idle_forwards(generation), idle_forwards(generation, **DINFER)) == (idle, unrolled)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +91,12 @@ def test_idle_forwards(blocks, idle, unrolled) -> None:
 )
 def test_idle_rounds_that_renew_the_cache_count_twice(every, blocks, idle) -> None:
     """Counted in dInfer's loop; the first round of a block renews the cache anyway."""
-    generation = replace(generation_of(*blocks), renewal_rounds=every)
-    assert idle_forwards(generation, **DINFER) == idle
+    assert idle_forwards(replace(generation_of(*blocks), renewal_rounds=every), **DINFER) == idle
 
 
 def test_a_block_left_with_masks_has_no_idle_forwards() -> None:
     whole = generation_of([(PREFILL, 8), (DENOISE, 24)])
-    cut = replace(whole, trace=Trace(whole.trace.forwards[:1]))
-    assert idle_forwards(cut, **DINFER) == 0
+    assert idle_forwards(replace(whole, trace=Trace(whole.trace.forwards[:1])), **DINFER) == 0
 
 
 A = sample()
@@ -164,8 +161,7 @@ def test_facts_that_a_trace_does_not_have() -> None:
         Forward(ForwardKind.PREFILL, 1, 5, 0),
         Forward(ForwardKind.VERIFY, 1, 4, 5, proposed=3, accepted=2),
     ]
-    found = drafts.speculative_columns(Trace(older), (0, 1, 1, 1), TEXT)
-    assert found == {"rounds": [[3, 2, 3]]}
+    assert drafts.speculative_columns(Trace(older), (0, 1, 1, 1), TEXT) == {"rounds": [[3, 2, 3]]}
     at_once = drafts.speculative_columns(Trace(older[:1]), (0,), TEXT)
     assert at_once["rounds"] == at_once["right"] == [], "the prefill's token was the end"
     for kind in (ForwardKind.DENOISE, ForwardKind.PREFILL):
@@ -194,15 +190,11 @@ def test_products_of_confidences() -> None:
     assert drafts.survival_probabilities([0.0], [1.0, 7.0]) == [0.5]
 
 
-def test_a_position_is_measured_where_it_was_verified() -> None:
+def test_a_position_is_measured_where_it_was_verified_and_certainty_has_no_auroc() -> None:
     verified = (((1.0, 1.0), 2), ((1.0,), 1), ((), 0), ((0.0, 0.0), 1))
     first, second = drafts.outcomes_by_position([ObservedDraft(*one) for one in verified])
-    assert first.happened == (True, True, True)
-    assert second.happened == (True, False)
+    assert (first.happened, second.happened) == ((True, True, True), (True, False))
     assert drafts.outcomes_by_position([]) == []
-
-
-def test_what_always_happens_has_no_auroc() -> None:
     assert drafts.auroc(Outcomes((0.1, 0.9), (True, True))) is None
 
 

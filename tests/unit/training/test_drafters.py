@@ -78,10 +78,8 @@ def test_anchors_lie_in_the_answer_and_have_a_label() -> None:
     anchors, kept = objectives.draw_anchors(answer, 6, torch.Generator().manual_seed(1))
     for row, possible in enumerate(answer[:, :-1] & answer[:, 1:]):
         own = anchors[row][kept[row]].tolist()
-        assert own == sorted(set(own))
-        assert len(own) == min(6, int(possible.sum()))
-        assert possible[own].all()
-        assert not anchors[row][~kept[row]].any()
+        assert (own, len(own)) == (sorted(set(own)), min(6, int(possible.sum())))
+        assert possible[own].all() and not anchors[row][~kept[row]].any()
 
 
 def test_anchors_are_drawn_evenly() -> None:
@@ -145,8 +143,7 @@ def test_the_targets_own_texts_are_decoded_once(model, tmp_path, monkeypatch) ->
         wanted = decoder.generate(target, Request("x", prompt, 20)).ids[:20]
         assert text.ids[: text.prompt] == prompt
         answer = text.ids[text.prompt :]
-        assert answer == wanted[: len(answer)]
-        assert len(answer) == 20 or answer[-1] == ROLES["eos"]
+        assert answer == wanted[: len(answer)] and (len(answer) == 20 or answer[-1] == ROLES["eos"])
     watched: Any = Watched(target)
 
     def begun() -> list[tuple[int, ...]]:
@@ -154,14 +151,12 @@ def test_the_targets_own_texts_are_decoded_once(model, tmp_path, monkeypatch) ->
         return [(*ids[0, :6].tolist(),) for ids, plan in pairs if plan.kind == ForwardKind.PREFILL]
 
     model, (*_, fourth, fifth) = replace(model, denoiser=watched), prompts(5)
-    assert answered(model, 5, file)[:3] == first
-    assert begun() == [fourth, fifth]
+    assert (answered(model, 5, file)[:3], begun()) == (first, [fourth, fifth])
     monkeypatch.setattr(training, "BATCH", 2)  # answers may be done out of order
     assert answered(model, 5, tmp_path / "pairs.jsonl") == answered(model, 5, file)
     file.write_text(file.read_text()[:-5])  # stopped while the last line was written
     done = len(begun())
-    assert answered(model, 5, file)[:3] == first
-    assert begun()[done:] == [fifth]
+    assert (answered(model, 5, file)[:3], begun()[done:]) == (first, [fifth])
     assert len(file.read_text().splitlines()) == 5
     with pytest.raises(DllmBenchError, match="answers to other prompts"):
         training.generated_texts(model, [Request("0", (1, 2), 20)], 0.0, file)
@@ -239,14 +234,13 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
     assert torch.load(out / "state.pt")["step"] == 3
     resumed = Drafting.start(job(kind, part), model, texts).run(out, told.append)
     assert resumed.step == 6
-    for name, weight in whole.network.state_dict().items():
-        assert torch.equal(weight, resumed.network.state_dict()[name]), name
+    weights = [one.network.state_dict() for one in (resumed, whole)]
+    torch.testing.assert_close(*weights, atol=0, rtol=0)
     curve = (out / "curve.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in curve] == resumed.curve == whole.curve
     assert [point["step"] for point in resumed.curve] == [2, 4, 6]
     card = (out / "CARD.md").read_text()
-    assert "6 of\n6 steps" in card
-    assert f"train drafter tiny {kind} --slots 4" in card
+    assert "6 of\n6 steps" in card and f"train drafter tiny {kind} --slots 4" in card
     with pytest.raises(DllmBenchError, match="other settings"):
         Drafting.start(job(kind, {"lr": 1.0}), model, texts).run(out)
 
@@ -290,9 +284,8 @@ PART = {"draft_vocab": 24, "store_gib": 1.0}
 
 def test_the_draft_vocabulary_is_what_answers_have_most_often() -> None:
     texts = [TrainingText((9, 9, 9, 5, 5, 7), 3), TrainingText((8, 5, 7, 2), 1)]
-    assert training.frequent_tokens(texts, 2, 10) == (5, 7)
-    assert training.frequent_tokens(texts, 4, 10) == (2, 5, 7, 9)
-    assert training.frequent_tokens(texts, 7, 10) == (0, 1, 2, 5, 7, 8, 9)
+    kept = {2: (5, 7), 4: (2, 5, 7, 9), 7: (0, 1, 2, 5, 7, 8, 9)}
+    assert {size: training.frequent_tokens(texts, size, 10) for size in kept} == kept
 
 
 @pytest.mark.parametrize("kind", covering(2, ["dflash", "dspark-rnn", "eagle3", "dspark-markov"]))
@@ -300,8 +293,7 @@ def test_a_drafter_of_frequent_tokens_drafts_these_alone(kind, model, tmp_path) 
     """The text stays the target's own, and a target of other weights gets its own head."""
     run = fitted(job(kind, PART | {"steps": 30, "rows": 8}), model, tmp_path)
     ids = training.frequent_tokens(run.texts, 24, run.target.vocab_size)
-    assert run.network.draft_ids.tolist() == list(ids)
-    assert run.network.lm_head.weight.shape[0] == 24
+    assert (run.network.draft_ids.tolist(), run.network.lm_head.weight.shape[0]) == (list(ids), 24)
     stored = load_file(tmp_path / "out" / "model.safetensors")
     assert run.target.vocab_size not in {size for w in stored.values() for size in w.shape}
     draft = draft_of(kind, tmp_path / "out")
@@ -335,8 +327,7 @@ def test_a_draft_vocabulary_of_all_tokens_changes_no_loss(kind, model, tmp_path)
         for name, weight in run.network.named_parameters():
             if name not in TABLES:
                 weight.data.fill_(0.02)
-        rng = torch.Generator().manual_seed(0)
-        loss, numbers = run.loss_of(texts, rng, measured=True)
+        loss, numbers = run.loss_of(texts, torch.Generator().manual_seed(0), measured=True)
         found.append(numbers(loss))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
@@ -351,8 +342,7 @@ def test_what_cannot_be_drafted_is_missed(model: LoadedModel, tmp_path: Path) ->
     network: Any = run.network
     with torch.no_grad():
         drafted = objectives.block_forward(network, rows, blocks)
-        rng = torch.Generator().manual_seed(1)
-        loss, numbers = run.loss_of(texts, rng, measured=True)
+        loss, numbers = run.loss_of(texts, torch.Generator().manual_seed(1), measured=True)
         law = run.target.head(objectives.at(rows.last_BLH, blocks.labels_BND - 1)).softmax(-1)
     full = torch.zeros_like(law)
     full[..., ids] = drafted.logits_BNDV.softmax(-1)
@@ -376,8 +366,7 @@ def test_the_targets_outputs_are_computed_once(model, tmp_path, monkeypatch) -> 
     texts, rows = answered(model, 12, tmp_path / "texts.jsonl"), tmp_path / "rows"
 
     def trained(kind: str, out: str, rows: Path, **changes: Any) -> Drafting:
-        asked = Drafting.start(job(kind, PART | changes), model, texts, rows)
-        return asked.run(tmp_path / out)
+        return Drafting.start(job(kind, PART | changes), model, texts, rows).run(tmp_path / out)
 
     whole = trained("dflash", "whole", rows)
     assert {len(call.args[1]) for call in computed.call_args_list} == {1}
@@ -388,8 +377,8 @@ def test_the_targets_outputs_are_computed_once(model, tmp_path, monkeypatch) -> 
     assert not computed.called
     full = trained("dflash", "full", tmp_path / "none", store_gib=1e-6)
     assert computed.called and not list((tmp_path / "none").rglob("*.safetensors"))
-    for name, weight in whole.network.state_dict().items():
-        assert torch.equal(weight, full.network.state_dict()[name]), name
+    weights = [one.network.state_dict() for one in (full, whole)]
+    torch.testing.assert_close(*weights, atol=0, rtol=0)
     for file in rows.rglob("*.safetensors"):
         file.write_bytes(file.read_bytes()[:99])
     with pytest.raises(DllmBenchError, match="cannot be read.*remove it"):
@@ -397,8 +386,7 @@ def test_the_targets_outputs_are_computed_once(model, tmp_path, monkeypatch) -> 
 
 
 def test_prompts_of_files_take_their_turn(model: LoadedModel, tmp_path: Path) -> None:
-    rows = [{"task": "t", "inputs": f"w{i} w{i + 1}"} for i in range(40)]
-    flan = tmp_path / "flan"
+    rows, flan = [{"task": "t", "inputs": f"w{i} w{i + 1}"} for i in range(40)], tmp_path / "flan"
     flan.mkdir()
     (flan / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = replace(JOB, flan=flan, benchmarks=("minimath",), prompts=20)
@@ -422,12 +410,10 @@ def test_prompts_of_files_take_their_turn(model: LoadedModel, tmp_path: Path) ->
 
 def test_rate_and_taps() -> None:
     rates = [learning_rate_factor(step, 100) for step in range(101)]
-    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert (rates[:5], rates[-1]) == ([0.25, 0.5, 0.75, 1.0, 1.0], pytest.approx(0.0))
     assert rates[4:] == sorted(rates[4:], reverse=True)
-    assert rates[-1] == pytest.approx(0.0)
-    assert training.feature_layers(36) == (1, 9, 17, 25, 33)
-    assert training.feature_layers(40) == (1, 10, 19, 28, 37)
-    assert training.feature_layers(4) == (0, 1, 2)
+    taps = {36: (1, 9, 17, 25, 33), 40: (1, 10, 19, 28, 37), 4: (0, 1, 2)}
+    assert {layers: training.feature_layers(layers) for layers in taps} == taps
 
 
 def test_what_cannot_be_trained_is_one_sentence(tmp_path, command) -> None:
@@ -461,16 +447,14 @@ def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
     if kind != "eagle3":
         changes["shares"] = replace(KINDS[kind].shares, ce=1.0, l1=0.5)
     asked = job(kind, changes)
-    words = asked.command("tiny-qwen3").split()[1:]
-    assert drafter_job(parse(words)) == asked
+    assert drafter_job(parse(asked.command("tiny-qwen3").split()[1:])) == asked
 
 
 def test_the_command(tmp_path: Path, command) -> None:
     start = "train drafter tiny-qwen3 dflash --benchmark minimath"
     said = command(f"{start} --texts-only --prompts 2 --max-new-tokens 4")
     (file,) = (tmp_path / "training" / "drafters").iterdir()
-    assert f"written: {file}" in said
-    assert len(file.read_text().splitlines()) == 2
+    assert f"written: {file}" in said and len(file.read_text().splitlines()) == 2
     out = tmp_path / "drafter"
     gold = f"--layers 1 --prompts 12 --steps 2 --texts gold --rows 2 --out {out}"
     said = command(f"{start} --benchmark ministory {gold}")

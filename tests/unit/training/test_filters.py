@@ -49,8 +49,7 @@ def synthetic(prompts: int = 200, steps: int = 4, block: int = 8) -> Traces:
     together are high."""
     generator = torch.Generator().manual_seed(0)
     confidence_SW = torch.rand(prompts * steps, block, generator=generator)
-    left_SW = confidence_SW.roll(1, 1)
-    right_SW = confidence_SW + left_SW > 1.2
+    right_SW = confidence_SW + confidence_SW.roll(1, 1) > 1.2
     masked_SW = torch.rand(confidence_SW.shape, generator=generator) < 0.7
     prompt_S = torch.arange(prompts).repeat_interleave(steps)
     return Traces(confidence_SW, right_SW, masked_SW, prompt_S, prompts)
@@ -70,8 +69,7 @@ def test_rows_are_the_steps_of_the_oracle(tmp_path: Path) -> None:
     found, decoder = collect(model(), tmp_path, PROMPTS[:2], source), oracle(source)
     row = 0
     for index, text in enumerate(PROMPTS[:2]):
-        plain = replace(decoder, select=decoder.select.oracle)
-        generation = plain.generate(model(), request(text))
+        generation = replace(decoder, select=decoder.select.oracle).generate(model(), request(text))
         blocks = [generation.born[start : start + 8] for start in range(0, 32, 8)]
         for step, forward in enumerate(generation.trace.forwards):
             born = next(block for block in blocks if max(block) >= step)
@@ -94,8 +92,7 @@ def test_blocks_after_the_end_of_the_text_are_left_out(tmp_path: Path) -> None:
         assert torch.equal(kept.confidence_SW, whole.confidence_SW[: len(kept.prompt_S)])
         opened = int((kept.masked_SW.all(1)).sum())
         text = oracle(SOURCE).generate(model(ENDING), request(few[prompt]))
-        assert len(text.ids) == 8 * opened
-        assert ROLES["eos"] in text.ids[-8:] or opened == 4
+        assert len(text.ids) == 8 * opened and (ROLES["eos"] in text.ids[-8:] or opened == 4)
 
 
 def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +112,7 @@ def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.M
     resumed = collect(watched, tmp_path, few)
     begun = {tuple(canvas[0, :6].tolist()) for canvas in watched.canvases}
     assert begun == {tuple(encode(text)) for text in few[5:]}
-    for one, other in zip(astuple(resumed), astuple(whole), strict=True):
-        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+    torch.testing.assert_close(astuple(resumed), astuple(whole), atol=0, rtol=0)
     untouched = model()
     collect(untouched, tmp_path, few)
     assert untouched.canvases == []
@@ -194,8 +190,7 @@ def test_a_rule_that_can_be_learned_is_learned() -> None:
 
 def test_the_best_validation_loss_is_kept() -> None:
     """Few prompts and many epochs: the network learns them by heart."""
-    asked = replace(JOB, epochs=400, lr=0.03, layers=4)
-    fitted = training.fit(synthetic(20, 2), asked)
+    fitted = training.fit(synthetic(20, 2), replace(JOB, epochs=400, lr=0.03, layers=4))
     best = min(fitted.curve, key=lambda point: point["validation"])
     assert fitted.epoch == best["epoch"] < 400
     assert fitted.rates["validation"]["loss"] == pytest.approx(best["validation"], abs=1e-4)
@@ -278,14 +273,10 @@ def test_a_converted_filter_has_a_name_of_its_own_and_replaces_no_other(tmp_path
     assert not (tmp_path / "outside").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "",
-        " --layers 4 --all-blocks --labels all",
-        " --benchmark minicode --benchmark minigsm --gen-length 128",
-    ],
-)
+SEVERAL = " --benchmark minicode --benchmark minigsm --gen-length 128"
+
+
+@pytest.mark.parametrize("arguments", ["", " --layers 4 --all-blocks --labels all", SEVERAL])
 def test_a_card_names_the_command_it_was_made_with(arguments, monkeypatch, command) -> None:
     made: list[FilterJob] = []
     monkeypatch.setattr(training, "train", lambda job, model, out, folder: made.append(job))
