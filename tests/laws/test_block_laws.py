@@ -77,8 +77,7 @@ def counting(schedule: Any, canvas: Canvas) -> Any:
             begun = [bool((span != MASKED).any()) for span in new]
             assert [branch.masks_left(n) for n in range(grid.blocks)] == left
             assert [branch.begun(n) for n in range(grid.blocks)] == begun
-            finished = next((n for n, masks in enumerate(left) if masks), grid.blocks)
-            assert branch.finished == finished
+            assert branch.finished == next((n for n, some in enumerate(left) if some), grid.blocks)
             opened = super().opened(branch)
             assert branch.opened <= opened or opened >= grid.blocks
             assert branch.open_masks(opened) == sum(left[:opened])
@@ -175,8 +174,7 @@ def test_the_trace_tells_how_each_canvas_became_the_next() -> None:
     for seed, schedule in product(range(2), GROWING):
         model = Watched(Table(seed))
         generation = growing(schedule).generate(model, REQUEST)
-        assert len(generation.ids) <= REQUEST.max_new_tokens
-        assert SPECIAL.mask not in generation.ids
+        assert len(generation.ids) <= REQUEST.max_new_tokens and SPECIAL.mask not in generation.ids
         rows = generation.trace.forwards
         new = [canvas[0, PROMPT_LEN:].tolist() for canvas in model.canvases]
         assert [row.canvas for row in rows] == [*map(len, new)]

@@ -69,8 +69,7 @@ def test_the_base_may_be_counted_as_a_branch(model, explore, plain, schedule) ->
     found, wanted = (generate(model, one, schedule=schedule) for one in (explore, plain))
     assert same(found, wanted)
     branches = [[f.branches for f in one.trace.forwards] for one in (found, wanted)]
-    assert branches[0] == branches[1]
-    assert max(branches[0]) == getattr(plain, "k", 0) + 1
+    assert (branches[0], max(branches[0])) == (branches[1], getattr(plain, "k", 0) + 1)
 
 
 def picked(explore: Lookahead, confidence_KW: Tensor, masked_KW: Tensor) -> int:
@@ -134,8 +133,7 @@ def test_creation_weighs_against_what_is_left() -> None:
     creation_K = torch.tensor([0.1, 0.9, 1.0])
     state, window = opened(masked_KW)
     state.memo[CREATION] = creation_K
-    scores = Scores(ids_KW, confidence_KW, confidence_KW)
-    found = (scores, window, state)
+    found = (Scores(ids_KW, confidence_KW, confidence_KW), window, state)
     winners = {alpha: winner_of(Lookahead(2, alpha), *found) for alpha in (0, 0.5, 1)}
     assert winners == {0: 0, 0.5: 2, 1: 2}
     state.memo[CREATION] = torch.tensor([0.1, 0.9, 0.2])
@@ -147,18 +145,14 @@ def test_ranking_and_vote_read_the_raw_confidence() -> None:
     fused_KW = torch.tensor([[0.9, 0.1], [0.2, 0.1]])
     raw_KW = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     state, window = opened(torch.ones(2, 2, dtype=torch.bool))
-    for reads, kept_KW, winner, first in (
-        ("fused", raw_KW, 0, 0),
-        ("raw", raw_KW, 1, 1),
-        ("raw", None, 0, 0),
-    ):
+    for reads, kept_KW, best in (("fused", raw_KW, 0), ("raw", raw_KW, 1), ("raw", None, 0)):
         scores = Scores(torch.ones(2, 2, dtype=torch.long), fused_KW, fused_KW, kept_KW)
         explore = Lookahead(1, reads=reads)
-        assert winner_of(explore, scores, window, state) == winner
+        assert winner_of(explore, scores, window, state) == best
         base, created = torch.tensor(0), replace(explore, alpha=1.0)
         branches = created.spawn(state.pick(base), (scores.pick(base), window.pick(base)))
-        assert branches.born_KL[0].tolist().index(0) == first
-        assert branches.memo[CREATION][0] == max((raw_KW, fused_KW)[winner == 0][0])
+        assert branches.born_KL[0].tolist().index(0) == best
+        assert branches.memo[CREATION][0] == max((raw_KW, fused_KW)[best == 0][0])
 
 
 # --- drafts of the model's own --------------------------------------------------------------------
@@ -184,8 +178,6 @@ LOSSLESS = {
     "high threshold": replace(DRAFTS, select=Threshold(1.0, strict=True)),
     "guided": replace(DRAFTS, cache=NoCache(), guidance=0.5),
 }
-
-
 of_layout = lru_cache(partial(tiny_denoiser, seed=1))
 
 
@@ -198,8 +190,7 @@ def test_one_token_per_step_is_lossless(name: str, layout: str) -> None:
     decoders, saved = (LOSSLESS[name], without(LOSSLESS[name])), 0
     for request in REQUESTS:
         fast, slow = (one.generate(of_layout(layout), request) for one in decoders)
-        assert fast.ids == slow.ids
-        assert len(fast.trace) <= len(slow.trace)
+        assert fast.ids == slow.ids and len(fast.trace) <= len(slow.trace)
         saved += len(slow.trace) - len(fast.trace)
     assert saved > 0, "no draft was accepted"
 
@@ -213,8 +204,7 @@ def test_a_text_that_ends_is_the_same_up_to_its_end(stop: Eos) -> None:
         model, both = Watched(of_layout("llada"), ending), (decoder, without(decoder))
         fast, slow = (one.generate(model, request) for one in both)
         end = slow.cut["eos"]
-        assert fast.cut["eos"] == end < 32
-        assert fast.ids[:end] == slow.ids[:end]
+        assert fast.cut["eos"] == end < 32 and fast.ids[:end] == slow.ids[:end]
 
 
 def chosen(select: Select, scores: Scores, window: Window, state: DecodeState) -> list[Tensor]:

@@ -23,6 +23,7 @@ from dllm_bench.methods.s2d2 import SelfVerified, drawn
 from tests.helpers import Watched, tiny_denoiser
 
 REQUESTS = [Request("buffer", tuple(range(3, 3 + n)), 40, seed=n) for n in (1, 8, 11)]
+BY_8 = Blocks(8, sees_future=False, absolute=True, whole=True)
 BUFFER = BlockBuffer(block=8, tau_add=0.1, tau_act=0.5, size=3)
 DECODER = MaskedDecoder(Confidence(), Threshold(0.4), BUFFER, BlockCache())
 
@@ -43,17 +44,15 @@ def facts(generations: list[Generation]) -> list[Any]:
 
 
 def test_a_buffer_of_one_block_is_block_diffusion(model: Any) -> None:
-    blocks = Blocks(8, sees_future=False, absolute=True, whole=True)
     one = replace(BUFFER, size=1)
-    assert facts(decode(model, schedule=one)) == facts(decode(model, schedule=blocks))
+    assert facts(decode(model, schedule=one)) == facts(decode(model, schedule=BY_8))
 
 
 def test_a_buffer_without_a_bound_is_a_pipeline(model: Any) -> None:
     """Behind a prompt of one block, which lies on both grids."""
     wide, pipeline = replace(BUFFER, size=99), Pipeline(8, tau_add=0.1, tau_act=0.5)
     found, wanted = (decode(model, REQUESTS[1], schedule=s) for s in (wide, pipeline))
-    assert facts(found) == facts(wanted)
-    assert facts(found) != facts(decode(model, REQUESTS[1]))
+    assert facts(found) == facts(wanted) and facts(found) != facts(decode(model, REQUESTS[1]))
 
 
 def test_an_exact_cache_changes_nothing(model: Any) -> None:
@@ -66,11 +65,10 @@ EDITS = EditBlocks(tau=0.2, rounds=3)
 
 
 def test_editing_a_buffer_of_one_block_is_editing_the_open_block(model: Any) -> None:
-    blocks = Blocks(8, sees_future=False, absolute=True, whole=True)
     one, edit = replace(BUFFER, size=1), Edit(tau=0.2, rounds=3, ignores_last=True)
     quick = Threshold(0.2)  # or a block is left before it has had its rounds
     found = decode(model, select=quick, schedule=one, revise=EDITS)
-    assert facts(found) == facts(decode(model, select=quick, schedule=blocks, revise=edit))
+    assert facts(found) == facts(decode(model, select=quick, schedule=BY_8, revise=edit))
     assert facts(found) != facts(decode(model, select=quick, schedule=one)), "it edits something"
 
 
@@ -88,8 +86,7 @@ def test_several_blocks_are_edited_at_once(model: Any) -> None:
 
 def test_no_block_opens_beside_an_unstable_one(model: Any) -> None:
     """Of which every token is to be the candidate of its row; none is in the first forward."""
-    watched = Watched(model)
-    request = Request("unstable", (3, 4, 5, 6, 7), 40)
+    watched, request = Watched(model), Request("unstable", (3, 4, 5, 6, 7), 40)
     decode(watched, request, revise=replace(EDITS, stable=1.0))
     assert watched.plans[0].feed[1] == 8
     wide = [plan for plan in watched.plans if plan.rows[1] - plan.rows[0] > 8]
@@ -111,8 +108,7 @@ class MaskingAgain(Watched):
 def test_a_block_is_left_after_a_number_of_forwards(model: Any) -> None:
     """As many as its positions and `rounds`, and one that fills it."""
     watched, request = MaskingAgain(model), Request("again", tuple(range(3, 11)), 16)
-    edits = EditBlocks(tau=0.0, rounds=16)
-    one = replace(BUFFER, size=1)
+    edits, one = EditBlocks(tau=0.0, rounds=16), replace(BUFFER, size=1)
     slow = {"select": Threshold(1.0, strict=True), "forbid_mask": False}
     (generation,) = decode(watched, request, schedule=one, revise=edits, **slow)
     assert len(watched.plans) == 2 * (8 + 16 + 1) + 1, "the second begins with a mask"
@@ -128,7 +124,6 @@ def test_a_canvas_has_whole_blocks() -> None:
 # --- S2D2: never verified it is its base, always verified it decodes token by token ---------------
 
 BASE = Union(Threshold(0.3, strict=True), Best(1))
-BY_8 = Blocks(8, sees_future=False, absolute=True, whole=True)
 ALWAYS = SelfVerified(inner=BASE, causal="decoded")
 PLAIN = MaskedDecoder(Confidence(), BASE, BY_8, BlockCache())
 
@@ -144,8 +139,7 @@ def texts(generations: list[Generation]) -> list[Any]:
 
 @pytest.mark.parametrize("never", [{"least": 9}, {"worth": 9.0}], ids=["least", "worth"])
 def test_drafts_that_are_never_verified_are_the_base(never: dict[str, Any], model: Any) -> None:
-    select = SelfVerified(inner=BASE, **never)
-    assert texts(verified(select, model)) == texts(verified(BASE, model))
+    assert texts(verified(SelfVerified(inner=BASE, **never), model)) == texts(verified(BASE, model))
 
 
 def test_drafts_that_are_always_verified_are_blocks_of_one_token(model: Any) -> None:
@@ -189,8 +183,7 @@ def test_no_seed_changes_what_is_not_drawn(model: Any) -> None:
 
 def test_accepted_and_sampled_tokens_have_the_law_of_the_verifier() -> None:
     draft_V, law_V = torch.tensor([[0.5, 0.2, 0.2, 0.1], [0.1, 0.3, 0.2, 0.4]])
-    count = 4000
-    generator = torch.Generator().manual_seed(0)
+    count, generator = 4000, torch.Generator().manual_seed(0)
     drafts_K = torch.multinomial(draft_V, count, replacement=True, generator=generator)
     accepted_K = torch.rand(count, generator=generator) < (law_V / draft_V)[drafts_K]
     state = DecodeState.start(REQUESTS[0], tiny_denoiser("sdar", 4).special)

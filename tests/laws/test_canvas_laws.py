@@ -59,8 +59,7 @@ def test_forwards_are_counted_and_tell_what_they_read() -> None:
     assert each > 0
     for one in generation.trace.forwards:
         assert one.read_bytes == each * one.cached
-        grows = one.kind is ForwardKind.PREFILL
-        assert one.kept_bytes == each * (one.cached + one.fed * grows)
+        assert one.kept_bytes == each * (one.cached + one.fed * (one.kind is ForwardKind.PREFILL))
 
 
 def test_the_trace_tells_every_change_of_every_position() -> None:
@@ -88,13 +87,11 @@ def test_batched_requests_are_decoded_as_alone(batch: int) -> None:
     decoder = canvas_decoder(anneal__steps=STEPS)
     asked = [request(1 + seed % 3, seed, 3 + seed) for seed in range(5)]
     alone = {one.id: facts(decoder.generate(model(), one)) for one in asked}
-    found = {g.request_id: facts(g) for g in decoder.generate_stream(model(), asked, batch)}
-    assert found == alone
+    assert {g.request_id: facts(g) for g in decoder.generate_stream(model(), asked, batch)} == alone
 
 
 def test_its_own_count_of_tokens_per_forward_leaves_encoding_out() -> None:
-    generation = decoded(request(1.5), **NEVER)
-    counts = count_sample(generation, model().special)
+    counts = count_sample(decoded(request(1.5), **NEVER), model().special)
     assert (counts["encoding"], counts["through_end"]) == (2, 2 * CANVAS)
     stats = sample(**counts)
     assert measure("tpf/diffusion_gemma", [stats]) == pytest.approx(2 * CANVAS / (2 * STEPS))

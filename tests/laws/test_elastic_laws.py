@@ -96,8 +96,7 @@ class Restated:
         repeats = query.shape[1] // key.shape[1]
         keys, values = (s[index].repeat_interleave(repeats, 0) for s in (self.keys, self.values))
         weights = (query[0] @ keys.mT * attention.head_dim**-0.5).softmax(-1)
-        heads = (weights @ values).transpose(0, 1).flatten(1)
-        middle = before[rows] + attention.o_proj(heads)
+        middle = before[rows] + attention.o_proj((weights @ values).transpose(0, 1).flatten(1))
         self.hidden[index + 1][rows] = middle + layer.mlp(layer.post_attention_layernorm(middle))
         return weights
 
@@ -148,8 +147,7 @@ def test_every_forward_is_that_of_the_algorithm(model: Any, window: int, gamma: 
 def test_a_window_of_masks_moves_over_the_canvas(model: Any, window: int) -> None:
     """Computed are its masks and their rows, what was just committed, and the tracked tokens."""
     compared = Compared(model, 0.9)
-    generation = elastic(window, 0.9).generate(compared, REQUEST)
-    born = [-2] * PROMPT + list(generation.born)
+    born = [-2] * PROMPT + list(elastic(window, 0.9).generate(compared, REQUEST).born)
     for now, plan in enumerate(compared.plans):
         masks = [p for p, forward in enumerate(born) if forward >= now][:window]
         assert torch.arange(*plan.rows)[plan.scored_M].tolist() == masks
@@ -162,8 +160,7 @@ def test_a_window_of_masks_moves_over_the_canvas(model: Any, window: int) -> Non
 
 
 def test_blocks_limit_the_window(model: Any) -> None:
-    decoder = replace(elastic(99, 0.9), schedule=Blocks(8))
-    watched = Compared(model, 0.9)
+    decoder, watched = replace(elastic(99, 0.9), schedule=Blocks(8)), Compared(model, 0.9)
     born = decoder.generate(watched, REQUEST).born
     assert all(max(one) < min(other) for one, other in pairwise([born[:8], born[8:16], born[16:]]))
     kinds = [ForwardKind.PREFILL] + [ForwardKind.DENOISE] * (len(watched.plans) - 1)

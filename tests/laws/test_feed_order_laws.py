@@ -52,8 +52,7 @@ NEAREST = NearEntropy(None, penalty=math.log(VOCAB) + 0.1)  # which is above eve
 def test_it_is_greedy_decoding_from_left_to_right(model: Any, part: dict[str, Any]) -> None:
     """Masks after the first one change nothing: no row before them sees them."""
     found = texts(model, replace(DECODER, **part))
-    assert found == texts(model, ONE_BY_ONE)
-    assert all(born == tuple(range(20)) for _, born in found)
+    assert found == texts(model, ONE_BY_ONE) and all(born == tuple(range(20)) for _, born in found)
     assert found != texts(model, DECODER), "else the law says nothing"
 
 
@@ -73,8 +72,7 @@ def test_the_window_stays_at_an_end_token_unless_it_overruns(model: Any, overrun
     """The end token is filled first: the least entropy is there."""
     watched = Watched(model, ending=len(REQUESTS[2].prompt_ids) + 5)
     one_each = replace(DECODER, select=NearEntropy(None), schedule=Sliding(8, overruns))
-    decoder = replace(one_each, stop=Eos("token"))
-    ids = decoder.generate(watched, REQUESTS[2]).ids
+    ids = replace(one_each, stop=Eos("token")).generate(watched, REQUESTS[2]).ids
     eos = model.special.eos
     ended = [bool((canvas_KL == eos).any()) for canvas_KL in watched.canvases]
     assert any(ended) and eos in ids

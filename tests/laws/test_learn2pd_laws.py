@@ -110,8 +110,6 @@ def test_the_filter_reads_the_models_probabilities(model) -> None:
 # --- oracle --------------------------------------------------------------------------------------
 
 SELECTS: tuple[Select, ...] = (TopK(), TopK(3), LENIENT, Threshold(0.6), Filter(RandomHead()))
-
-
 REFERENCES = [(TopK(), Blocks(8)), (LENIENT, Blocks(8)), (LENIENT, Pipeline(8, 0.5, 0.5))]
 
 
@@ -121,8 +119,7 @@ def test_the_oracle_reproduces_its_reference(model, select, stall, schedule) -> 
     reference = replace(VANILLA, select=select, schedule=schedule)
     oracle = replace(reference, select=Oracle(reference, stall))
     wanted, found = generate(reference, model), generate(oracle, model)
-    assert found.ids == wanted.ids
-    assert len(found.trace) <= 32
+    assert found.ids == wanted.ids and len(found.trace) <= 32
     if select == TopK():
         assert len(found.trace) < len(wanted.trace)
 
@@ -150,8 +147,7 @@ def test_stall_rules_of_the_oracle(model) -> None:
     request = replace(REQUEST, reference=strange)
     rules = (replace(VANILLA, select=Oracle(stall=stall)) for stall in ("token", "block"))
     token, block = (generate(rule, model, request) for rule in rules)
-    assert token.ids == block.ids == strange
-    assert len(block.trace) < len(token.trace)
+    assert token.ids == block.ids == strange and len(block.trace) < len(token.trace)
     assert max(forward.forced for forward in token.trace.forwards) == 1
     assert max(forward.forced for forward in block.trace.forwards) > 1
 
@@ -168,8 +164,7 @@ def test_a_reference_that_ends_early_is_followed_as_far_as_it_goes(model) -> Non
 
 def test_the_reference_is_made_before_the_clock_starts(model) -> None:
     oracle = replace(VANILLA, select=Oracle(VANILLA))
-    ready = oracle.prepare(model, REQUEST)
-    watched = Watched(model)
+    ready, watched = oracle.prepare(model, REQUEST), Watched(model)
     generation = oracle.generate(watched, ready)
     assert len(watched.canvases) == len(generation.trace) < 32
     assert oracle.prepare(model, ready) is ready
@@ -182,9 +177,8 @@ def test_the_reference_is_made_before_the_clock_starts(model) -> None:
 @pytest.mark.parametrize("ahead", [True, False], ids=["all that is fed", "open block"])
 def test_without_a_filter_the_surest_end_token_cuts(model, ahead) -> None:
     """Checked on the forwards up to the first cut, written down; blocks of 8."""
-    watched = Watched(model, ending=ENDING)
+    watched, plain = (Watched(model, ending=ENDING) for _ in range(2))
     generation = generate(replace(VANILLA, stop=EndOfTextPrediction(ahead)), watched)
-    plain = Watched(model, ending=ENDING)
     for plan, (state, after) in zip(watched.plans, pairwise(watched.canvases), strict=False):
         whole = replace(plan, rows=plan.feed)
         logits = plain.forward(state, whole, plain.new_cache(state.shape[1]))
@@ -203,8 +197,7 @@ def test_without_a_filter_the_surest_end_token_cuts(model, ahead) -> None:
 
 @pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache()], ids=str)
 def test_the_papers_rule_leaves_the_text_before_the_end_alone(model, cache) -> None:
-    learned = Union(Filter(RandomHead(), tau=0.8), TopK())
-    decoder = replace(VANILLA, select=learned, cache=cache)
+    decoder = replace(VANILLA, select=Union(Filter(RandomHead(), tau=0.8), TopK()), cache=cache)
     watched = [Watched(model, ending=ENDING) for _ in range(2)]
     whole = generate(decoder, watched[0])
     stopped = generate(replace(decoder, stop=Eos("block", turn_end=False)), watched[1])

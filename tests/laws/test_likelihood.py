@@ -49,8 +49,7 @@ def log_probs(model: Any, tokens: Sequence[int], block: int | None) -> Tensor:
 def in_orders(model: Any, ids: Sequence[int], start: int, block: int | None) -> float:
     """Return the mean of the chain rule over all orders of unmasking the positions from `start`
     on."""
-    orders = list(permutations(range(start, len(ids))))
-    total = 0.0
+    orders, total = list(permutations(range(start, len(ids)))), 0.0
     for order in orders:
         for at, place in enumerate(order):
             canvas = [IDS["<|mask|>"] if i in order[at:] else token for i, token in enumerate(ids)]
@@ -62,8 +61,7 @@ def test_all_masks_give_the_mean_over_all_orders() -> None:
     model = tiny_denoiser("llada", seed=3)
     expected = in_orders(model, (*PROMPT, *OPTION[:4]), len(PROMPT), None)
     found = likelihood(EXACT, model, Option(PROMPT, OPTION[:4]))
-    assert found.nats == pytest.approx(expected, abs=1e-4)
-    assert found.error == 0
+    assert (found.nats, found.error) == (pytest.approx(expected, abs=1e-4), 0)
 
 
 @pytest.mark.parametrize(("layout", "block"), FORMS)
@@ -108,8 +106,7 @@ def test_a_block_is_scored_given_those_before_it() -> None:
 
 
 def test_guidance_is_against_the_masked_prompt() -> None:
-    model = tiny_denoiser("llada", seed=3)
-    given = [*PROMPT, IDS["<|mask|>"]]
+    model, given = tiny_denoiser("llada", seed=3), [*PROMPT, IDS["<|mask|>"]]
     masked = [IDS["<|mask|>"]] * len(given)
     with_prompt, without = (log_probs(model, one, None)[-1] for one in (given, masked))
     expected = (without + 1.5 * (with_prompt - without)).log_softmax(-1)[OPTION[0]]
@@ -121,16 +118,14 @@ def test_numbers_follow_from_the_seed_and_the_place_of_an_option() -> None:
     model, option = tiny_denoiser("llada", seed=3), Option(PROMPT, OPTION)
     decoder = LikelihoodDecoder(draws=32)
     twice = [decoder.generate(model, asked(option, option, seed=7)).likelihoods for _ in range(2)]
-    assert twice[0] == twice[1]
-    assert twice[0][0] != twice[0][1]  # masks of its own
+    assert twice[0] == twice[1] and twice[0][0] != twice[0][1]  # masks of its own
     assert likelihood(decoder, model, option, seed=7) == twice[0][0]
     assert likelihood(decoder, model, option, seed=8) != twice[0][0]
 
 
 def test_the_tokens_are_those_of_the_likeliest_option() -> None:
     model = tiny_denoiser("llada", seed=3)
-    options = [Option(PROMPT, (token,)) for token in OPTION]
-    generation = EXACT.generate(model, asked(*options))
+    generation = EXACT.generate(model, asked(*[Option(PROMPT, (token,)) for token in OPTION]))
     best = max(zip(generation.likelihoods, OPTION, strict=True), key=lambda pair: pair[0].nats)
     assert generation.ids == best[1:]
 
@@ -153,5 +148,4 @@ def test_a_bare_text_begins_behind_the_token_that_begins_texts() -> None:
     model = tiny_denoiser("llada", seed=3)
     assert model.special.bos is not None
     bare, given = (likelihood(EXACT, model, Option(p, OPTION)) for p in ((), (model.special.bos,)))
-    assert bare == given
-    assert likelihood(EXACT, model, Option(PROMPT, ())).nats == 0
+    assert (bare, likelihood(EXACT, model, Option(PROMPT, ())).nats) == (given, 0)

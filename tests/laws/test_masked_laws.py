@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pytest
 import torch
@@ -46,6 +46,8 @@ from tests.tiers import covering
 
 REQUESTS = [Request("short", (5, 9, 2), 24), Request("long", tuple(range(3, 26)), 32)]
 BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
+ABSOLUTE = Blocks(8, False, absolute=True)
+IN_ORDER = [Blocks(8), Blocks(8, False), ABSOLUTE, Pipeline(8, 0.1, 0.5)]
 
 
 def test_a_summary_says_one_token_per_forward_of_one_block_and_branch() -> None:
@@ -55,17 +57,12 @@ def test_a_summary_says_one_token_per_forward_of_one_block_and_branch() -> None:
 
 
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
-@pytest.mark.parametrize(
-    "schedule",
-    [Blocks(8), Blocks(8, False), Blocks(8, False, absolute=True), Pipeline(8, 0.1, 0.5)],
-    ids=str,
-)
+@pytest.mark.parametrize("schedule", IN_ORDER, ids=str)
 def test_exact_block_cache_changes_nothing(model, explore, schedule) -> None:
     plain = replace(BASE, schedule=schedule, explore=explore, cache=NoCache("block_causal"))
     cached = replace(plain, cache=BlockCache("block_causal"))
     first, second = (decoder.generate(model, REQUESTS[1]) for decoder in (plain, cached))
-    assert first.ids == second.ids
-    assert first.born == second.born
+    assert (first.ids, first.born) == (second.ids, second.born)
     assert sum(f.fed for f in second.trace.forwards) < sum(f.fed for f in first.trace.forwards)
 
 
@@ -73,8 +70,7 @@ def test_exact_block_cache_changes_nothing(model, explore, schedule) -> None:
 def test_a_budget_is_kept(model, explore) -> None:
     decoder = replace(BASE, select=Threshold(1.0, strict=True), explore=explore, stop=Budget(5))
     generation = decoder.generate(model, REQUESTS[1])
-    assert len(generation.trace) == 5
-    assert sum(born != MASKED for born in generation.born) >= 5
+    assert len(generation.trace) == 5 and sum(born != MASKED for born in generation.born) >= 5
 
 
 class OnlyMasks(Watched):
@@ -97,11 +93,7 @@ BATCH = [
     Request("again", (3, 9, 27, 3, 9), 8, seed=4),
     Request("like it", (4, 8, 26, 2, 8), 8, seed=5),
 ]
-
-
-@lru_cache
-def of_layout(layout: str) -> TransformerDenoiser:
-    return tiny_denoiser(layout, seed=1)
+of_layout = lru_cache(partial(tiny_denoiser, seed=1))
 
 
 def facts(found: Generation) -> tuple[object, ...]:
@@ -120,8 +112,7 @@ def check(decoder: MaskedDecoder, denoiser: TransformerDenoiser, batch: int) -> 
 @pytest.mark.parametrize("name", covering(6, decoders(), often=4))
 def test_every_decoder_batched(name: str) -> None:
     decoder = decoders()[name]
-    layout = "llada" if needs_unshifted(decoder) else "dream"
-    check(decoder, of_layout(layout), batch=3)
+    check(decoder, of_layout("llada" if needs_unshifted(decoder) else "dream"), batch=3)
 
 
 LAYOUTS = ("llada", "dream", "sdar", "llada_moe", "llada2")
@@ -182,6 +173,8 @@ def test_batched_rows_may_be_left_out(name: str) -> None:
 # --- guidance, autoregressive decoding, cut canvases, tensor operations ---------------------------
 
 REQUEST = Request("loop", tuple(range(3, 14)), 32)
+SCHEDULES = covering(3, [Blocks(8), Blocks(None), Pipeline(8, 0.5, 0.5)])
+CACHES = [NoCache(), BlockCache("full"), PrefixCache(), DualCache()]
 
 
 @pytest.mark.parametrize("scale", [0.5, 2.0])
@@ -217,8 +210,7 @@ def test_guidance_goes_with_lookahead_and_pipeline(model) -> None:
 
 def test_autoregressive_decoding_is_greedy_next_token_prediction() -> None:
     """Against whole causal forwards of transformers' own module."""
-    model = tiny_denoiser("dream", seed=2)
-    tokens = list(REQUEST.prompt_ids)
+    model, tokens = tiny_denoiser("dream", seed=2), list(REQUEST.prompt_ids)
     for _ in range(12):
         ids = torch.tensor([tokens])
         mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
@@ -242,13 +234,9 @@ def test_whole_blocks_are_cut_to_the_length_asked_for(model, block, new, length)
     assert generation.cut["length"] == new
 
 
-@pytest.mark.parametrize(
-    "schedule", covering(3, [Blocks(8), Blocks(None), Pipeline(8, 0.5, 0.5)]), ids=str
-)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(2)], ids=["greedy", "lookahead"])
-@pytest.mark.parametrize(
-    "cache", [NoCache(), BlockCache("full"), PrefixCache(), DualCache()], ids=str
-)
+@pytest.mark.parametrize("cache", CACHES, ids=str)
 def test_a_cut_canvas_stays_cut(model, schedule, explore, cache) -> None:
     slow = replace(BASE, select=Threshold(1.0, strict=True), explore=explore)
     decoder = replace(slow, schedule=schedule, cache=cache)
@@ -257,8 +245,7 @@ def test_a_cut_canvas_stays_cut(model, schedule, explore, cache) -> None:
     assert len(cut.ids) == 19 and MASKED not in cut.born
     early = [i for i, born in enumerate(whole.born[:19]) if born < 2]
     assert [cut.ids[i] for i in early] == [whole.ids[i] for i in early]
-    seen = [forward.fed + forward.cached for forward in cut.trace.forwards[2:]]
-    assert max(seen) <= 30
+    assert max(forward.fed + forward.cached for forward in cut.trace.forwards[2:]) <= 30
     gone = replace(decoder, stop=CutAt(11)).generate(model, REQUEST)
     assert len(gone.trace) == 2 and gone.ids == ()
 
@@ -285,8 +272,7 @@ class Answer:
 
     def __init__(self, model) -> None:
         self.special, self.device, self.new_cache = model.special, model.device, model.new_cache
-        generator = torch.Generator().manual_seed(0)
-        self.table = torch.randn(64, model.vocab_size, generator=generator)
+        self.table = torch.randn(64, model.vocab_size, generator=torch.Generator().manual_seed(0))
 
     def forward(self, tokens_KL, plan, kv):
         rows = plan.rows[1] - plan.rows[0]

@@ -211,8 +211,7 @@ DECODERS = {**decoders(), **with_lookahead()}
 @pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS)
 def test_every_decoder_decodes_the_same_from_the_rows_it_reads(decoder) -> None:
     """Logits of a large vocabulary are computed for these alone."""
-    model = Picking()
-    found, expected = decoder.generate(model, REQUEST), decoder.generate(MODEL, REQUEST)
+    found, expected = decoder.generate(Picking(), REQUEST), decoder.generate(MODEL, REQUEST)
     assert (found.ids, found.born, found.cut) == (expected.ids, expected.born, expected.cut)
     assert [f.winner for f in found.trace.forwards] == [f.winner for f in expected.trace.forwards]
 

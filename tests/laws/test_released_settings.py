@@ -73,8 +73,7 @@ def test_the_released_factor_is_its_published_loop() -> None:
         size = 1 + case % 8
         probability = torch.rand(size, generator=numbers, dtype=torch.float64).sqrt().tolist()
         probability = [p * (at == 0 or (at + case) % 3 > 0) for at, p in enumerate(probability)]
-        factor = 0.5 + case % 4 / 2
-        ranked = sorted(filter(None, probability), reverse=True)
+        factor, ranked = 0.5 + case % 4 / 2, sorted(filter(None, probability), reverse=True)
         fails = [n for n in range(1, len(ranked)) if ranked[n] < 1 - factor / (n + 2)]
         count = fails[0] if fails and fails[0] < len(ranked) - 1 else len(ranked)
         found = [probability[i] for i in chosen(Factor(factor, released=True), probability)]
@@ -124,8 +123,7 @@ def test_learn2pds_top_k_reaches_masks_behind_the_block_as_released(steps: int, 
     assert canvases == learn2pd(48, steps, 0.6, cuts)
     early = [(min(found.born[at:]), max(found.born[:at])) for at in range(8, len(found.born), 8)]
     assert any(first < last for first, last in early), "a later block is begun"
-    within = replace(decoder, select=Union(learned, TopK(steps)))
-    assert decode(within, 48).born != found.born
+    assert decode(replace(decoder, select=Union(learned, TopK(steps))), 48).born != found.born
 
 
 def dream(new: int, steps: int, top_p: float, seed: int) -> list[list[int]]:
@@ -135,8 +133,7 @@ def dream(new: int, steps: int, top_p: float, seed: int) -> list[list[int]]:
     for step in range(steps):
         logits_LV = logits_of(model, canvas)
         sorted_LV, order_LV = torch.sort(logits_LV, descending=True)
-        removed_LV = sorted_LV.softmax(-1).cumsum(-1) > top_p
-        removed_LV = removed_LV.roll(1, -1)
+        removed_LV = (sorted_LV.softmax(-1).cumsum(-1) > top_p).roll(1, -1)
         removed_LV[:, 0] = False
         logits_LV[removed_LV.scatter(-1, order_LV, removed_LV)] = torch.finfo(torch.float32).min
         p_LV = logits_LV.softmax(-1)
@@ -201,8 +198,7 @@ def test_the_pipeline_makes_as_many_whole_blocks_as_fit() -> None:
     pipeline = Pipeline(12, 0.5, 0.9, floor=True)
     assert Pipeline(48, 0.1, 0.95, floor=True).grid(100, 256).length == 340
     found, whole = (decode(replace(BASE, schedule=pipeline), new) for new in (32, 24))
-    assert (found.ids, found.born) == (whole.ids, whole.born)
-    assert len(found.ids) == 24
+    assert (found.ids, found.born, len(found.ids)) == (whole.ids, whole.born, 24)
     with pytest.raises(DllmBenchError, match="A block of 12 does not divide"):
         decode(replace(BASE, schedule=pipeline), 11)
 
@@ -222,8 +218,7 @@ def test_an_end_token_of_the_prompt_counts_where_released_loops_look_for_it() ->
     clean = Request("released", PROMPT, 24)
     for prompt, length in ((True, 8), (False, 24)):  # ReMDM's decodes the first block alone
         closes = Eos(turn_end=False, prompt=prompt)
-        assert len(born(closes, plain, ended)) == length
-        assert len(born(closes, plain, clean)) == 24
+        assert (len(born(closes, plain, ended)), len(born(closes, plain, clean))) == (length, 24)
     writes = Eos("write", turn_end=False)
     everything = replace(decoder, stop=Filled()).generate(early, ended).born
     assert born(replace(writes, prompt=True), early, ended) == everything
@@ -280,7 +275,6 @@ def after_rounds(generation: Generation) -> list[list[int]]:
 @pytest.mark.parametrize("k", [1, 3])
 def test_lookahead_without_a_competing_base_is_the_released_loop(k: int) -> None:
     alone = replace(BASE, select=Threshold(0.6, strict=True), explore=Lookahead(k))
-    decoder = replace(alone, explore=Lookahead(k, base_competes=False))
-    generation = decode(decoder, 24)
+    generation = decode(replace(alone, explore=Lookahead(k, base_competes=False)), 24)
     assert after_rounds(generation) == restated(24, k, 0.6)
     assert after_rounds(decode(alone, 24)) != restated(24, k, 0.6)

@@ -34,9 +34,7 @@ REVISING = {
 EARLY = REVISING["d3llm_early_stop"]
 MODELS = [Table(seed) for seed in range(3)]
 REQUEST = Request("laws", (5, 9, 2), 16, seed=7)
-
 BUDGETED = {name: one for name, one in REVISING.items() if isinstance(one.revise, Budgeted)}
-
 each = pytest.mark.parametrize("decoder", REVISING.values(), ids=REVISING)
 
 

@@ -187,16 +187,14 @@ def restated(request: Request, steps: int, never: list[int], last: list[int]) ->
     canvas[0, :prompt] = torch.tensor(request.prompt_ids)
     for start in range(prompt, canvas.shape[1], 8):
         for step in range(steps):
-            seen_V = table.token[canvas].mean(1)
-            logits_LV = (table.place[: canvas.shape[1]] + seen_V).double()
+            logits_LV = (table.place[: canvas.shape[1]] + table.token[canvas].mean(1)).double()
             logits_LV[:, [ROLES["mask"], *never]] = -torch.inf
             candidate_L = logits_LV.argmax(-1)
             logits_LV[:, last] = -torch.inf
             sure_L = logits_LV.softmax(-1).gather(1, candidate_L[:, None])[:, 0]
-            block = torch.arange(start, start + 8)
             sure_L[canvas[0] != ROLES["mask"]] = -torch.inf
             many = 8 // steps + (step < 8 % steps)
-            for place in sorted(block.tolist(), key=lambda at: -float(sure_L[at]))[:many]:
+            for place in sorted(range(start, start + 8), key=lambda at: -float(sure_L[at]))[:many]:
                 canvas[0, place] = candidate_L[place]
     return canvas[0, prompt:].tolist()
 
@@ -220,20 +218,17 @@ def test_a_forbidden_end_is_never_decoded(score, forbid, gone) -> None:
     ids = [i for r in REQUESTS for i in free.generate(Talkative(), r).ids]
     held = replace(free, forbid=forbid)
     without = [i for r in REQUESTS for i in held.generate(Talkative(), r).ids]
-    assert set(ids) & set(gone)
-    assert not set(without) & set(gone)
+    assert set(ids) & set(gone) and not set(without) & set(gone)
 
 
 def test_a_last_end_passes_no_threshold_and_is_no_less_a_candidate() -> None:
     state = DecodeState.start(REQUESTS[0], MODEL.special)
     logits_KWV = Talkative().place[None, :17].clone()
     window = Window(1, 17, 17, 8, 1, state.masked_KL[:, 1:], torch.ones(1, 2, dtype=torch.bool))
-    plain, held = (
-        s(logits_KWV[:, 1:], state, window) for s in (Confidence(), Confidence(last="ends"))
-    )
+    scores = Confidence(), Confidence(last="ends")
+    plain, held = (score(logits_KWV[:, 1:], state, window) for score in scores)
     ends_KW = torch.isin(plain.ids_KW, torch.tensor(ENDS))
-    assert 0 < int(ends_KW.sum()) < 16
-    assert torch.equal(plain.ids_KW, held.ids_KW)
+    assert 0 < int(ends_KW.sum()) < 16 and torch.equal(plain.ids_KW, held.ids_KW)
     assert (held.probability_KW[ends_KW] == 0).all()
     assert (held.probability_KW > plain.probability_KW)[~ends_KW].all(), "shares of the rest grow"
     assert not Threshold(1e-9)(held, window, state)[ends_KW].any()
@@ -293,5 +288,4 @@ def test_drawn_positions_tend_to_the_surest_and_follow_from_the_seed() -> None:
     assert {drawn(1e-4, 3, seed) for seed in range(20)} == {drawn(None, 3, 0)} == {(0,)}
     draws = [drawn(0.5, 3, seed) for seed in range(20)]
     torch.rand(3)  # moves the global stream
-    assert [drawn(0.5, 3, seed) for seed in range(20)] == draws
-    assert len(set(draws)) > 1
+    assert [drawn(0.5, 3, seed) for seed in range(20)] == draws and len(set(draws)) > 1

@@ -64,8 +64,7 @@ def masks(width: int, branches: int = 1) -> tuple[DecodeState, Window]:
 def test_scores_of_single_rows_read_masks_alone() -> None:
     """Caches that leave masks out need the one, and the loop leaves out rows by the other."""
     for name, score in pieces("score").items():
-        alone = Condition.ROW_BY_ROW in score.gives
-        assert alone == (score.reads_rows == "masked"), name
+        assert (Condition.ROW_BY_ROW in score.gives) == (score.reads_rows == "masked"), name
 
 
 @pytest.mark.parametrize("name", pieces("score"))
@@ -91,11 +90,10 @@ def test_precision_is_what_the_published_samplers_compute(precision, logits_dtyp
     dtype = logits_dtype if precision == "model" else getattr(torch, precision)
     softmax_KWV = logits_KWV.to(dtype).softmax(-1)
     best_KW2 = softmax_KWV.sort(dim=-1, descending=True).values[..., :2]
-    log_KWV = (softmax_KWV + 1e-10).log()
     expected = {
         Confidence(precision): best_KW2[..., 0],
         Margin(precision): best_KW2[..., 0] - best_KW2[..., 1],
-        NegEntropy(precision, eps=1e-10): (softmax_KWV * log_KWV).sum(-1),
+        NegEntropy(precision, eps=1e-10): (softmax_KWV * (softmax_KWV + 1e-10).log()).sum(-1),
     }
     close = {torch.float32: 2e-6, torch.bfloat16: 0.0, torch.float64: 1e-14}[dtype]
     for score, value_KW in expected.items():
@@ -121,8 +119,7 @@ def test_every_selector_takes_every_precision(precision: Precision, select) -> N
     decoder = replace(BASE, score=NegEntropy(precision), select=select)
     for explore in (Greedy(), Lookahead(2, alpha=0.5)):
         generation = replace(decoder, explore=explore).generate(MODEL, REQUEST)
-        assert MASKED not in generation.born
-        assert max(generation.born) == len(generation.trace) - 1
+        assert MASKED not in generation.born and max(generation.born) == len(generation.trace) - 1
 
 
 @dataclass(frozen=True)
@@ -147,8 +144,7 @@ class Dense(Score):
         span = slice(window.start, window.stop)
         table_KLV[:, span] += gained_KWV * window.eligible_KW[..., None]
         state.memo[DENSE] = table_KLV
-        bonus_KWV = (alpha_KL1 * table_KLV.log1p())[:, span]
-        return credit.inner(logits_KWV + bonus_KWV, state, window)
+        return credit.inner(logits_KWV + (alpha_KL1 * table_KLV.log1p())[:, span], state, window)
 
     def numbers(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         ones_KL1 = torch.ones(state.branches, state.length, 1)
@@ -188,8 +184,7 @@ def test_credit_is_a_dense_table_whatever_is_open(name, schedule, explore, stop)
     decoder = replace(BASE, select=Threshold(0.95), schedule=schedule, explore=explore, stop=stop)
     scores = (credit, Dense(credit, ORIGINS[schedule]), credit.inner)
     found, expected, plain = (noted(decoder, score) for score in scores)
-    for one_KW, other_KW in zip(found, expected, strict=True):
-        assert torch.allclose(one_KW, other_KW, atol=1e-5)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert sum(float(p.sum()) for p in found) != sum(float(p.sum()) for p in plain), "no say"
 
 

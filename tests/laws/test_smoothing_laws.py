@@ -47,8 +47,7 @@ def test_a_mask_is_fed_with_what_was_last_expected_there(model: Any, cache: Cach
     smoothed = replace(SMOOTHED, cache=cache).generate(probed, REQUEST)
     plain = replace(PLAIN, cache=cache).generate(model, REQUEST)
     assert (smoothed.ids, smoothed.born) != (plain.ids, plain.born)
-    expected_LH = torch.zeros(len(PROMPT) + NEW, model.hidden_size)
-    added = 0
+    expected_LH, added = torch.zeros(len(PROMPT) + NEW, model.hidden_size), 0
     for i, (canvas, plan) in enumerate(zip(probed.canvases, probed.plans, strict=True)):
         at_F = plan.positions(torch.device("cpu"))
         wanted_FH = expected_LH[at_F] * (canvas[0, at_F] == MASK)[:, None]

@@ -242,16 +242,16 @@ WRONG = {"no_residual": (MOSTLY_0, Biased()), "looks": (MOSTLY_1, Rejection(), A
 
 @pytest.mark.parametrize("parts", WRONG.values(), ids=WRONG)
 def test_the_law_test_sees_what_is_wrong(parts: tuple[Any, ...]) -> None:
-    decoder = SpeculativeDecoder(*parts, temperature=1.0)
-    assert deviation(sampled(decoder, DRAWS // 2)) > LARGEST
+    assert deviation(sampled(SpeculativeDecoder(*parts, temperature=1.0), DRAWS // 2)) > LARGEST
 
 
 # --- the scheduler's choice is best, and keeps the output distribution ----------------------------
 
-
 Choose = Callable[[Probabilities, StepProfile], list[int]]
 APPENDIX_A = StepProfile((1, 2, 3), (1.0, 0.5, 0.45))  # DSpark, page 32
 FLAT = StepProfile((1, 64), (1.0, 1.0))
+probability = st.floats(0, 1).map(lambda x: round(x, 2))
+batches = st.lists(st.lists(probability, max_size=3), min_size=1, max_size=3)
 
 
 def anywhere(probabilities: Probabilities, profile: StepProfile) -> list[int]:
@@ -261,12 +261,6 @@ def anywhere(probabilities: Probabilities, profile: StepProfile) -> list[int]:
 
 def from_steps(seconds: Sequence[float]) -> StepProfile:
     return StepProfile(tuple(range(1, len(seconds) + 1)), tuple(1 / s for s in seconds))
-
-
-# --- the choice ----------------------------------------------------------------------------------
-
-probability = st.floats(0, 1).map(lambda x: round(x, 2))
-batches = st.lists(st.lists(probability, max_size=3), min_size=1, max_size=3)
 
 
 def profiles(*, convex: bool) -> st.SearchStrategy[StepProfile]:
@@ -314,8 +308,7 @@ def test_the_pieces_are_best_for_scaled_estimates(logits, scales, profile) -> No
     probabilities = [(1 / (1 + np.exp(-z))).tolist() for z in divided]
     temperatures = Temperatures(tuple(scales))
     two_ahead = AsynchronousLength(profile, temperatures).begin()
-    at_once = HardwareAwareLength(profile, temperatures)
-    for rule in (at_once, two_ahead, two_ahead, two_ahead):
+    for rule in (HardwareAwareLength(profile, temperatures), two_ahead, two_ahead, two_ahead):
         assert is_best(rule(proposals), probabilities, profile)
 
 
@@ -324,10 +317,8 @@ def test_any_number_of_the_most_likely_is_prefixes(probabilities: list[list[floa
     order = ranked(probabilities)
     for n in range(len(order) + 1):
         lengths = admit(probabilities, n)
-        assert sum(lengths) == n
-        assert {(r, j) for _, j, r in order[:n]} == {
-            (r, j) for r, length in enumerate(lengths) for j in range(length)
-        }
+        prefixes = {(r, j) for r, length in enumerate(lengths) for j in range(length)}
+        assert (len(prefixes), prefixes) == (n, {(r, j) for _, j, r in order[:n]})
 
 
 def test_nothing_is_scheduled_beyond_the_measured_sizes() -> None:
@@ -359,16 +350,14 @@ def test_it_is_global_and_the_most_likely_tokens_fill_the_step() -> None:
 def test_requests_that_come_and_go_share_the_size() -> None:
     rule = TwoStepsAhead(FLAT)
     assert [rule([[0.9]] * 2), rule([[0.9]] * 2)] == [[1, 1], [1, 1]], "steps of 4 tokens"
-    assert rule([[0.9, 0.8]] * 3) == [1, 0, 0]
-    assert rule([[0.9, 0.8, 0.7, 0.6]]) == [3]
+    assert (rule([[0.9, 0.8]] * 3), rule([[0.9, 0.8, 0.7, 0.6]])) == ([1, 0, 0], [3])
 
 
 def test_appendix_a_to_the_digit() -> None:
     assert throughputs([[0.8, 0.9]], APPENDIX_A) == pytest.approx([1.0, 0.9, 1.134])
     assert throughputs([[0.8, 0.0]], APPENDIX_A) == pytest.approx([1.0, 0.9])  # a = 0: no candidate
     both = product((early_stop, anywhere), (0.9, 0.0))
-    chosen = [choose([[0.8, after]], APPENDIX_A) for choose, after in both]
-    assert chosen == [[0], [0], [2], [0]]
+    assert [choose([[0.8, after]], APPENDIX_A) for choose, after in both] == [[0], [0], [2], [0]]
 
 
 # --- the output distribution: every draft of two requests -----------------------------------------

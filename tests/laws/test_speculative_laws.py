@@ -130,15 +130,13 @@ def test_greedy_text_is_the_targets_own(draft, verify, target) -> None:
 
 @pytest.mark.parametrize("tokens", [0, 1, 2])
 def test_the_verified_length_does_not_change_the_text(draft, tokens, target) -> None:
-    prompt = PROMPTS[1]
-    decoder = speculative(draft, length=FixedLength(tokens))
+    prompt, decoder = PROMPTS[1], speculative(draft, length=FixedLength(tokens))
     generation = decoder.generate(target, Request("cut", prompt, NEW))
     assert generation.ids[: generation.cut["length"]] == plain_text(target, prompt, NEW)
     rows = verified(generation)
     assert max(row.proposed for row in rows) <= tokens
     if tokens == 0:
-        assert len(rows) == NEW - 1
-        assert all((row.fed, row.accepted) == (1, 0) for row in rows)
+        assert len(rows) == NEW - 1 and all((row.fed, row.accepted) == (1, 0) for row in rows)
 
 
 def test_the_end_inside_of_a_block_ends_the_text(draft, folder, target) -> None:
@@ -199,30 +197,25 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
     text = [*PROMPTS[1], *generation.ids]
     _, once = fed_causally(target, text[:-1], draft.feature_layers)
     assert observed.kv.length == once.length == len(text) - 1
-    for found, wanted in zip(kept(observed.kv), kept(once), strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(kept(observed.kv), kept(once), atol=1e-4, rtol=1e-4)
     last, proposal = rounds[-1]
     features = None if once.features is None else once.features[:, : last.anchor]
     draft_kv = draft.new_cache(target, len(text) + draft.longest)
     again = replace(last, features_1FC=features, target=target, kv=draft_kv)
-    fresh = draft.propose(again, drawing)
-    assert fresh.tokens_D.tolist() == proposal.tokens_D.tolist()
+    assert draft.propose(again, drawing).tokens_D.tolist() == proposal.tokens_D.tolist()
     if draft_kv is not None:
-        for found, wanted in zip(kept(last.kv), kept(draft_kv), strict=True):
-            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(kept(last.kv), kept(draft_kv), atol=1e-4, rtol=1e-4)
 
 
 def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
     request = Request("trace", PROMPTS[2], NEW, seed=3)
     generation = speculative(draft, temperature=1.0).generate(target, request)
     rows = generation.trace.forwards
-    assert rows[0].kind == ForwardKind.PREFILL
-    assert (rows[0].fed, rows[0].cached) == (len(PROMPTS[2]), 0)
     position = len(PROMPTS[2])
+    assert (rows[0].kind, rows[0].fed, rows[0].cached) == (ForwardKind.PREFILL, position, 0)
     for index, row in enumerate(rows[1:], start=1):
         if row.kind in (ForwardKind.DRAFT, ForwardKind.SELF_DRAFT):
-            assert generation.born.count(index) == 0
-            assert row.calls >= 1
+            assert generation.born.count(index) == 0 and row.calls >= 1
             continue
         if row.kind == ForwardKind.HEAD:
             assert rows[index - 1].kind == ForwardKind.DRAFT
@@ -232,8 +225,7 @@ def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
         ended = generation.ids[-1] == target.special.eos and index == len(rows) - 1
         assert new == row.accepted + 1 or (ended and new == row.accepted)
         assert (row.fed, row.cached) == (row.proposed + 1, position)
-        begins = position - len(PROMPTS[2]) + 1
-        follows = generation.ids[begins:]
+        follows = generation.ids[position - len(PROMPTS[2]) + 1 :]
         if isinstance(draft, DDTree):
             assert drafts.right_tokens(row, follows) >= row.accepted
         else:
@@ -297,9 +289,7 @@ def test_ngram_proposes_what_followed() -> None:
     assert propose(1, 2, 3, 4, 5, 1, 2) == [3, 4, 5]
     assert propose(7, 2, 3, 1, 2, 9, 8, 1, 2) == [9, 8, 1], "the longer match, the later one"
     assert propose(7, 2, 3, 6, 2) == [3, 6, 2], "a shorter one where there is no longer"
-    assert propose(1, 2, 3) == []
-    assert propose(4) == []
-    assert propose(4, 4) == [4]
+    assert [propose(1, 2, 3), propose(4), propose(4, 4)] == [[], [], [4]]
     assert max(propose(*[VOCAB - 1] * 5)) == VOCAB - 1
 
 
@@ -392,8 +382,7 @@ def committed(generation: Generation) -> list[int]:
 def test_masks_that_are_right_commit_a_whole_stride_a_round(tokens: int) -> None:
     """The prompt's forward and the first round, which has no draft, commit one token each."""
     found = decode(counting(at_mask=1), StridedDraft(tokens))
-    assert set(found.ids) == {1}
-    assert committed(found)[:2] == [1, 1]
+    assert (set(found.ids), committed(found)[:2]) == ({1}, [1, 1])
     assert set(committed(found)[2:]) == {tokens + 1}
     assert {row.fed for row in found.trace.forwards[2:]} == {2 * tokens + 1}
 
