@@ -399,8 +399,8 @@ def run(layout: str, decoder: MaskedDecoder, batch: int = 1) -> dict[str, Genera
     return {g.request_id: g for g in decoder.generate_stream(model, REQUESTS, batch)}
 
 
-EXACT_REUSE = [("qwen3", CausalCache, 1), ("sdar", BlockCache, 4), ("llada2", BlockCache, 8)]
-EXACT_REUSE.append(("fast_dllm_v2", BlockCache, 8))
+BLOCKWISE = (("sdar", 4), ("llada2", 8), ("fast_dllm_v2", 8))
+EXACT_REUSE = [("qwen3", CausalCache, 1), *((name, BlockCache, size) for name, size in BLOCKWISE)]
 
 
 @pytest.mark.parametrize(("layout", "kind", "block"), EXACT_REUSE)
