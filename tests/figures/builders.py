@@ -46,8 +46,7 @@ def sample(
 
 
 def drafted_sample(key: str, random: Random, longest: int | None, surviving: bool) -> SampleRecord:
-    """Return a request of the draft-verify loop, of whose drafts at most `longest` tokens are
-    verified."""
+    """Return a request of the draft-verify loop; of a draft, at most `longest` are verified."""
     ids = [random.randrange(100) for _ in range(LENGTH)]
     rows = [Forward(ForwardKind.PREFILL, 1, 5, 0, ms=1.0)]
     born = [0]

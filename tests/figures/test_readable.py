@@ -104,8 +104,7 @@ def overlap(one: Any, other: Any) -> bool:
 def test_no_text_lies_on_another_or_is_cut_off_and_ticks_are_plain_numbers(name: str) -> None:
     figure, draw = drawn(committed(name)), load_figure(name).draw
     placed = [(text.get_text(), corners(text)) for text in words(figure)]
-    on_another = [(a[0], b[0]) for a, b in combinations(placed, 2) if overlap(a[1], b[1])]
-    assert not on_another
+    assert not [(a[0], b[0]) for a, b in combinations(placed, 2) if overlap(a[1], b[1])]
     page = figure.bbox
     outside = [
         text for text, shape in placed
@@ -220,8 +219,7 @@ def test_stated_numbers_are_lines_ranges_or_stand_above() -> None:
 
 
 def test_stated_numbers_are_read_from_their_csv() -> None:
-    found = {n.metric: n for n in load_figure("creditdecoding/figure6").stated}
-    alpha = found["alpha_stable_min"]
+    alpha = {n.metric: n for n in load_figure("creditdecoding/figure6").stated}["alpha_stable_min"]
     assert (alpha.series, alpha.low, alpha.high) == ("alpha", 0.2, 0.65)
     steps = {n.panel: n.low for n in load_figure("creditdecoding/figure5").stated if n.axis}
     assert steps == {"vanilla": 256, "credit": 50}
@@ -271,17 +269,14 @@ def test_bins_of_a_reliability_diagram_show_their_counts() -> None:
     (ax,) = drawn(figure_of(*bins, kind="reliability")).axes
     said = {text.get_text(): text.get_position() for text in ax.texts}
     assert set(said) == {"17", "230", "40", "207"}
-    assert said["17"][1] == said["230"][1] != said["40"][1]
-    assert all(y < 0 for _, y in said.values())
+    assert said["17"][1] == said["230"][1] != said["40"][1] and all(y < 0 for _, y in said.values())
 
 
 def test_numbers_of_a_scatter_stand_apart() -> None:
     places = (("alpha", 1, 1), ("beta", 1, 1), ("rate", 1.001, 1), ("auroc", 2, 2))
-    points = [point(*place) for place in places]
-    (ax,) = drawn(figure_of(*points, kind="scatter")).axes
+    (ax,) = drawn(figure_of(*[point(*place) for place in places], kind="scatter")).axes
     boxes = [text.get_window_extent() for text in ax.texts]
-    assert len(boxes) == 4
-    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    assert len(boxes) == 4 and not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
 WHY = "3 of 20 samples"
@@ -292,8 +287,7 @@ def test_only_a_measured_point_makes_a_caption_name_the_hardware() -> None:
     assert "Measured on a CPU" in footnote(figure_of(measured))
     for points in ([without], [without, point(kind="printed", y=3.0)]):
         said = footnote(figure_of(*points))
-        assert "easured on" not in said
-        assert said.startswith("1 points have no number")
+        assert "easured on" not in said and said.startswith("1 points have no number")
 
 
 def test_the_caption_says_how_many_samples_are_behind_a_point() -> None:
@@ -316,8 +310,7 @@ def test_a_figure_without_any_number_is_one_panel_that_says_why() -> None:
 def test_what_all_panels_measured_is_said_once_in_the_legend() -> None:
     points = [point(panel=panel, y=y) for panel, y in (("quiz", 1.0), ("code", 2.0))]
     assert titles(*points) == ["Quiz", "Code"]
-    said = drawn(figure_of(*points)).legends[0].get_title().get_text()
-    assert said == "tiny-alpha on miniquiz"
+    assert drawn(figure_of(*points)).legends[0].get_title().get_text() == "tiny-alpha on miniquiz"
     several = points[0], {**points[1], "source": "tiny-beta on minicode"}
     assert common_origin(grid(figure_of(*several))) == ""
     assert titles(*several) == ["Quiz\ntiny-alpha on miniquiz", "Code\ntiny-beta on minicode"]
@@ -340,8 +333,7 @@ def test_a_logarithmic_axis_has_markers_for_bars(kind: str) -> None:
     assert len(drawn(found).axes[0].patches) == 2
     draw = replace(found.figure.draw, log_y=("tpf",))
     (ax,) = drawn(replace(found, figure=replace(found.figure, draw=draw))).axes
-    assert not ax.patches
-    assert list(ax.lines[0].get_ydata()) == [0.5, 64.0]
+    assert not ax.patches and list(ax.lines[0].get_ydata()) == [0.5, 64.0]
 
 
 @pytest.mark.parametrize("kind", ["lines", "scatter"])
@@ -361,8 +353,7 @@ def test_a_simulated_load_says_on_what_it_is_simulated() -> None:
     profiles = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
     calls = {"tpf": SeriesCall("device_speed", {"profile": profiles}, {})}
     ours = point(source="tiny-qwen3 on minigsm_free", n=4)
-    theirs = point(panel="paper", kind="printed", y=9.0)
-    found = figure_of(ours, theirs, calls=calls)
+    found = figure_of(ours, point(panel="paper", kind="printed", y=9.0), calls=calls)
     labels = [ax.get_ylabel().replace("\n", " ") for ax in drawn(found).axes]
     assert labels == ["TPF, simulated on AMD EPYC", "TPF"]
     said = "step times of AMD EPYC; drafts measured on a CPU, float32; n = 4 (requests)."

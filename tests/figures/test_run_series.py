@@ -55,8 +55,7 @@ def xy(reads: Any) -> list[tuple[Any, Any]]:
 def test_tokens_per_step_are_means_over_those_still_decoding() -> None:
     run = FakeRun([masked([0, 0, 1, 2]), masked([0, 1, 1, 1])])
     reads = list(run_series.tokens_per_step(run, EMPTY))
-    assert xy(reads) == [(1, 1.5), (2, 2.0), (3, 1.0)]
-    assert [read["n"] for read in reads] == [2, 2, 1]
+    assert (xy(reads), [read["n"] for read in reads]) == ([(1, 1.5), (2, 2.0), (3, 1.0)], [2, 2, 1])
     assert (reads[0]["low"], reads[0]["high"]) == (1.25, 1.75)
 
 
@@ -127,15 +126,13 @@ def test_maps_hold_a_value_per_position_and_step() -> None:
     assert {"x": 2, "y": 1, "z": log2(4), "n": 1} in ranks
     assert [(r["x"], r["y"]) for r in ranks if "z" not in r] == [(1, 1), (2, 4), (3, 3)]
     chances = {(r["x"], r["y"]): r["z"] for r in run_series.probability_map(run, EMPTY)}
-    assert chances[2, 3] == 0.75
-    assert (3, 1) not in chances
+    assert chances[2, 3] == 0.75 and (3, 1) not in chances
 
 
 def test_reliability_is_of_the_second_half() -> None:
     rng = np.random.default_rng(0)
     logits = [[float(v) for v in rng.normal(1, 1, 3)] for _ in range(40)]
-    rounds = [[3, int(rng.integers(0, 4)), 1] for _ in range(40)]
-    pairs = zip(rounds, logits, strict=True)
+    pairs = zip([[3, int(rng.integers(0, 4)), 1] for _ in range(40)], logits, strict=True)
     facts = [stats(rounds=[counts], survival=[said]) for counts, said in pairs]
     record = Namespace(samples=frame_of(facts))
     reads = list(run_series.reliability(FakeRun(record=record), {"positions": [2], "bins": 5}))
@@ -179,8 +176,7 @@ def test_a_chain_asked_for_one_token_makes_one_call() -> None:
         settings = {"profile": PROFILE, "requests": [1], "rule": "fixed", **rule}
         return next(iter(series_named("device_speed")(run, settings)))["y"]
 
-    assert speed(7, tokens=1) > 1.1 * speed(1, tokens=1)
-    assert speed(7) == pytest.approx(speed(1))
+    assert speed(7, tokens=1) > 1.1 * speed(1, tokens=1) and speed(7) == pytest.approx(speed(1))
 
 
 def test_a_learning_curve_belongs_to_its_weights(tmp_path: Path) -> None:

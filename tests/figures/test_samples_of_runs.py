@@ -129,8 +129,7 @@ NAME = "learn2pd/figure4"  # two runs, and the replay of their tokens
 
 
 def rows(results: Path) -> list[dict[str, str]]:
-    path = results / "figures" / "embedded" / f"{NAME}.csv"
-    with path.open(newline="") as file:
+    with (results / "figures" / "embedded" / f"{NAME}.csv").open(newline="") as file:
         return [row for row in csv.DictReader(file) if row["kind"] == "measured"]
 
 
@@ -156,5 +155,4 @@ def test_a_figure_says_what_is_missing_then_runs_it(tmp_path: Path, capsys) -> N
 
     assert main(["status", "--results", str(tmp_path)]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith(f"figure embedded/{NAME}: ")
-    assert line.endswith("measured")
+    assert line.startswith(f"figure embedded/{NAME}: ") and line.endswith("measured")

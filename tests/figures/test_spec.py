@@ -25,8 +25,7 @@ FIGURES, CONF = names_of("figure"), conf_dir() / "figure"
 
 def test_a_sweep_is_a_value_per_number() -> None:
     figure = small()
-    values = {value.name: (value.label, value.run) for value in figure.table.facets["number"]}
-    assert values == {
+    assert {value.name: (value.label, value.run) for value in figure.table.facets["number"]} == {
         "alpha-0.5": ("a, b fixed", ("decoder.a=0.5", "decoder.b=1")),
         "alpha-1": ("a, b fixed", ("decoder.a=1", "decoder.b=1")),
         "beta-2": ("b, a fixed", ("decoder.a=1", "decoder.b=1")),
@@ -90,7 +89,6 @@ def series_names(figure: PaperFigure) -> set[str]:
 def test_committed_figures_hold(name: str) -> None:
     """What a figure names is there, and its series can be told apart without colour."""
     figure = load_figure(name)
-    kind = PANEL_KINDS[figure.draw.kind]
     for call in figure.calls.values():
         run_series(call.name)
     values = [v.name for values in figure.table.facets.values() for v in values]
@@ -100,13 +98,12 @@ def test_committed_figures_hold(name: str) -> None:
     assert bool(entries) == bool(figure.reported)
     assert all({"file", "kind", "quantity"} <= set(entry) for entry in entries)
     for point in figure.reported:
-        assert point["quantity"] in figure.quantities
-        assert point["panel"] in panels | labelled | {""}
+        assert point["quantity"] in figure.quantities and point["panel"] in panels | labelled | {""}
         assert point["kind"] in ("printed", "digitised")
     looks = {series: style.look(series) for series in series_names(figure)}
     if figure.draw.kind != "scatter":  # whose marks are named one by one
         shapes = [(look.marker, look.line) for look in looks.values()]
-        if kind.fill is bars:
+        if PANEL_KINDS[figure.draw.kind].fill is bars:
             shapes = [look.hatch for look in looks.values()]
         assert len(set(shapes)) == len(shapes)
 
@@ -148,5 +145,4 @@ def test_counts_rise_and_never_fall(tmp_path) -> None:
         rows = [f",{name},tpf,1,2,measured,r\n" for name in series]
         rows += [",alpha,tpf,2,,measured,r\n", ",alpha,tpf,1,2,printed,\n"]  # no number; printed
         figure.write_text(HEADER + "".join(rows), "utf-8")
-        assert raise_counts(path, tmp_path) == said
-        assert known(path)["lopa/figure1"] == counts
+        assert (raise_counts(path, tmp_path), known(path)["lopa/figure1"]) == (said, counts)

@@ -32,8 +32,7 @@ CLOCKED = ("seconds", "steps_s", "first_step_s")
 
 
 def spec(n: int = 12, **changes: Any) -> RunSpec:
-    """Return a run of `n` samples, and another run than one of more; `replace(limit=…)` continues
-    it."""
+    """Return a run of `n` samples, not part of one of more; `replace(limit=…)` continues it."""
     run = RunSpec(
         model={"name": "fake"},
         decoder={"_target_": "nowhere", "tau": 0.5, "steps": n},
@@ -96,8 +95,7 @@ class Repeating(Letters):
 
     def requests(self, encode: Encode) -> list[Request]:
         items = [{"id": request.id, "of": request} for request in super().requests(encode)]
-        chosen = repeat_items(items, self.repeats)
-        return [replace(item["of"], id=item["id"]) for item in chosen]
+        return [replace(item["of"], id=item["id"]) for item in repeat_items(items, self.repeats)]
 
 
 @dataclass

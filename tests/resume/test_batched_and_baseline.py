@@ -1,6 +1,5 @@
 """Runs in batches, which have the samples of one at a time and no times of their own, and runs with
-a baseline, whose tokens are compared.
-"""
+a baseline, whose tokens are compared."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def untimed(record: RunRecord) -> dict[str, Any]:
 def test_samples_are_those_of_one_at_a_time(tmp_path: Path) -> None:
     side_by_side, alone = made(tmp_path, Many()), made(tmp_path, Many(), batch=1)
     assert side_by_side.identity_hash != alone.identity_hash
-    assert untimed(side_by_side) == untimed(alone)
-    assert side_by_side.score == alone.score
+    assert (untimed(side_by_side), side_by_side.score) == (untimed(alone), alone.score)
     stored = list(read_samples(Store(tmp_path).path(side_by_side.spec)))
     assert stored == [f"item-{i}" for i in (2, 3, 4, 5, 6, 1, 0)], "as they ended"
     assert side_by_side.columns["id"] == [f"item-{i}" for i in range(7)], "as they were asked"
@@ -82,8 +80,7 @@ def test_samples_are_those_of_one_at_a_time(tmp_path: Path) -> None:
 def test_no_request_has_a_time_of_its_own(tmp_path: Path) -> None:
     now = [0.0]
     record = made(tmp_path, Many(clock=now, pause_s=1.0), clock=lambda: now[0])
-    for name in fakes.CLOCKED:
-        assert record.columns[name] == [None] * 7
+    assert all(record.columns[name] == [None] * 7 for name in fakes.CLOCKED)
     for name in TIMED:
         assert record.summary[name] is None
         assert definition(name).why_undefined(record.samples) == NO_TIME
@@ -121,7 +118,6 @@ def test_what_has_no_batches_is_refused(tmp_path: Path) -> None:
 
 
 # --- a baseline decodes every request in turn, timed apart ----------------------------------------
-
 
 OWN, BASELINE = "own", "baseline"
 OTHER = {"_target_": "elsewhere", "name": "plain"}
@@ -177,8 +173,7 @@ def test_they_are_timed_apart_and_progress_shows_speed_up_and_equality(tmp_path:
     own, other = Noting(clock=now, pause_s=0.25), Noting(clock=now, pause_s=1.0)
     made = deps(own, other, clock=lambda: now[0])
     record = run(spec(), store=Store(tmp_path), deps=made, progress=Watching())
-    assert record.columns["seconds"] == [0.25] * 6
-    assert record.columns["baseline_s"] == [1.0] * 6
+    assert (record.columns["seconds"], record.columns["baseline_s"]) == ([0.25] * 6, [1.0] * 6)
     assert (record.summary["speedup/baseline"], record.summary["latency/mean"]) == (4.0, 0.25)
     assert "baseline: plain, in the same run" in summary(record)
     shown = [text.split() for text in summary(record)]

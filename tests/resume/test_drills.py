@@ -80,8 +80,7 @@ def test_random_kills_on_an_embedded_model_lose_and_repeat_nothing(kills, tmp_pa
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.drill)])
 def test_death_at_changes_of_the_disk(step, tmp_path, monkeypatch) -> None:
     """Each write torn in the middle, each rename, removal, truncation and flush, each file and
-    folder made; or every `step`-th of them, among which is one of the samples.
-    """
+    folder made; or every `step`-th of them, among which is one of the samples."""
     monkeypatch.setattr(provenance, "environment_of", lambda spec: {})
     samples = 5
     undisturbed, spec = fakes.timeless(whole(tmp_path, samples)), fakes.spec(samples)

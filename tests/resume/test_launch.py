@@ -138,8 +138,7 @@ def test_runs_of_several_passes_take_turns_with_those_of_their_model(tmp_path: P
     log, store = tmp_path / "calls", Store(tmp_path / "runs")
     made = fakes.deps(decoder=fakes.FakeDecoder(log=log), benchmark=fakes.Repeating())
     specs = [fakes.repeating(3), fakes.repeating(4), fakes.repeating(3, model={"name": "other"})]
-    outcomes = run_all(specs, store=store, deps=made)
-    assert [o.error for o in outcomes] == ["", "", ""]
+    assert [o.error for o in run_all(specs, store=store, deps=made)] == ["", "", ""]
     firsts = [0] * (2 + 3) + [0] * (2 + 4)  # two warm-ups and the items
     turns, alone = [*firsts, *[1] * 7, *[2] * 7], [0] * (2 + 3) + [1] * 3 + [2] * 3
     assert [int(key[-1]) for _, key in fakes.calls(log)] == [*turns, *alone]
@@ -204,8 +203,7 @@ def test_a_resumed_run_says_so_and_estimates_by_its_own_pace() -> None:
     assert running.eta_s is None
     running.add(sample(), None, session_s=2.0)
     running.add(sample(), None, session_s=4.0)
-    assert running.eta_s == 2.0 * 48
-    assert running.score() is None
+    assert running.eta_s == 2.0 * 48 and running.score() is None
     assert [progress.duration(s) for s in (None, 59.6, 3723)] == ["–", "1:00", "1:02:03"]
 
 

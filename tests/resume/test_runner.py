@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,9 +53,7 @@ def test_only_decoding_is_timed_between_two_waits_for_the_device(tmp_path, monke
 
 
 def test_a_sealed_run_is_read_and_nothing_is_built(tmp_path: Path) -> None:
-    def never(spec: Any) -> Any:
-        raise AssertionError(f"built for {spec}")
-
+    never = Mock(side_effect=AssertionError("built"))
     first = run(fakes.spec(5), store=Store(tmp_path), deps=fakes.deps())
     broken = Dependencies(model=never, decoder=never, benchmark=never, prepare=never)
     assert run(fakes.spec(5), store=Store(tmp_path), deps=broken) == first
@@ -155,7 +154,6 @@ def test_a_failing_run_leaves_its_reason(name, fails, words, done, tmp_path, mon
 
 
 # --- more items, or fewer -------------------------------------------------------------------------
-
 
 SPEC = fakes.spec(4)
 

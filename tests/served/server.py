@@ -24,9 +24,7 @@ DONE = b"data: [DONE]\n\n"
 @dataclass
 class Reply:
     """Pieces of a body, each sent at once; `whole` is False for one that breaks off after them.
-
-    `raw`: the pieces are the response as it is, without status, headers and chunks around them.
-    """
+    `raw`: the pieces are the whole response, without status, headers and chunks around them."""
 
     pieces: Iterable[bytes] = ()
     status: int = 200
@@ -129,15 +127,13 @@ def piece(text: str, chat: bool = True, finish: str | None = None) -> bytes:
 
 def usage(prompt: int, new: int) -> bytes:
     """Return the event that counts tokens."""
-    counts = {"prompt_tokens": prompt, "completion_tokens": new}
-    return event({"choices": [], "usage": counts})
+    return event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": new}})
 
 
 def said(*texts: str, new: int | None = None, finish: str = "stop", chat: bool = True) -> Reply:
     """Return a whole answer; without `new` the server does not count."""
     counts = [] if new is None else [usage(5, new)]
-    parts = [piece(text, chat) for text in texts]
-    return Reply([*parts, piece("", chat, finish), *counts, DONE])
+    return Reply([*(piece(text, chat) for text in texts), piece("", chat, finish), *counts, DONE])
 
 
 def scripted(*replies: Reply) -> Answering:

@@ -214,8 +214,7 @@ def test_the_key_is_sent_and_never_shown(status, key_env, words, monkeypatch) ->
     """Servers repeat what they were sent; the second time across the end of what is shown."""
     monkeypatch.setenv("TEST_KEY", KEY)
     repeated = {"error": {"message": f"{KEY} is wrong {'.' * 160} {KEY}"}}
-    reply = Reply([json.dumps(repeated).encode()], status=status)
-    with Server(scripted(reply)) as server:
+    with Server(scripted(Reply([json.dumps(repeated).encode()], status=status))) as server:
         sentence = refused(server.url, key_env=key_env, retries=0)
     assert server.received[0].headers.get("Authorization") == (f"Bearer {KEY}" if key_env else None)
     assert words in sentence and f"{status}" in sentence
