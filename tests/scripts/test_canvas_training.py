@@ -52,8 +52,7 @@ def test_a_short_training_writes_a_model_of_the_network_it_trained(tmp_path: Pat
             with torch.no_grad():
                 hidden = canvas.hidden_states(module, rows, mean_BCH)[:1, -canvas.CANVAS :]
                 expected = canvas.logits_of(module, hidden)
-            mean_1CH = None if mean_BCH is None else mean_BCH[:1]
-            found = logits_in_decoding(model, rows, mean_1CH)
+            found = logits_in_decoding(model, rows, None if mean_BCH is None else mean_BCH[:1])
             torch.testing.assert_close(found.clone(), expected, atol=1e-4, rtol=1e-4)
     generation = canvas_decoder(anneal__steps=3).generate(model, Request("r", (20, 21, 22), 20))
     assert len(generation.ids) == 2 * canvas.CANVAS

@@ -86,8 +86,7 @@ def test_a_layout_is_read_back_as_it_was_trained(layout: str, tmp_path: Path) ->
     mask = torch.zeros(1, 1, 24, 24)
     for layer in model.layers:
         states_BLD = layer(states_BLD, attention_mask=mask, position_embeddings=rotation)
-    ours_BLD = _states(weights, sizes, ids_BL)
-    assert (ours_BLD - model.norm(states_BLD)).abs().max() < TOLERANCE
+    assert (_states(weights, sizes, ids_BL) - model.norm(states_BLD)).abs().max() < TOLERANCE
     read = export.read_weights(tmp_path, sizes, layout)  # where another model starts
     assert {n: tuple(w.shape) for n, w in read.items()} == network.shapes(sizes)
     assert all(torch.equal(read[name], weights[name]) for name in weights)
@@ -258,13 +257,11 @@ def test_a_mask_of_a_stride_predicts_the_position_behind_it() -> None:
     assert example.bias is not None
     states_BLD = _states(weights, sizes, example.inputs_BL, example.bias, example.positions_L)
     behind = set()
-    scored = torch.stack([*_places(example), example.targets_N], 1)
-    for row, at, target in scored.tolist():
+    for row, at, target in torch.stack([*_places(example), example.targets_N], 1).tolist():
         assert target == batch.ids_BL[row, at % LENGTH + 1]
         if at >= LENGTH:
             continue
-        own_L = example.bias[0, 0, at, :LENGTH] == 0
-        start = int(own_L.nonzero()[0])
+        start = int((example.bias[0, 0, at, :LENGTH] == 0).nonzero()[0])
         run_of = example.inputs_BL[row, start : at + 1].tolist()
         assert len(run_of) <= run and run_of[-1] == VOCABULARY.mask_id
         behind.add(run_of.count(VOCABULARY.mask_id))
@@ -281,8 +278,7 @@ def test_the_clean_copy_predicts_the_next_token_of_the_answer(name: str, shift: 
     plain = objectives.causal(batch, VOCABULARY, rng, 1)
     rows_N, columns_N = _places(example)
     clean_N = columns_N >= LENGTH
-    plain_N = (rows_N * LENGTH + columns_N % LENGTH)[clean_N]
-    assert plain_N.tolist() == plain.rows_N.tolist()
+    assert (rows_N * LENGTH + columns_N % LENGTH)[clean_N].tolist() == plain.rows_N.tolist()
     assert example.targets_N[clean_N].tolist() == plain.targets_N.tolist()
     assert torch.allclose(example.weights_N[clean_N], plain.weights_N * objectives.NEXT_TOKEN)
     assert example.weights_N[~clean_N].sum().item() == pytest.approx(1.0)
@@ -308,8 +304,7 @@ def test_guesses_stand_at_scored_positions_and_are_asked_to_be_right() -> None:
     planted_N = after_N != VOCABULARY.mask_id
     assert torch.equal(after_N[planted_N], guess_N[planted_N])
     assert (before_N == VOCABULARY.mask_id).all()
-    changed_BL = made.inputs_BL != example.inputs_BL
-    assert changed_BL.sum() == planted_N.sum()
+    assert (made.inputs_BL != example.inputs_BL).sum() == planted_N.sum()
     assert planted_N.float().mean().item() == pytest.approx(0.5, abs=0.1)
     shares = [planted_N[_places(example)[0] == row].float().mean() for row in range(200)]
     assert min(shares) < 0.1 and max(shares) > 0.9
@@ -328,8 +323,7 @@ def test_a_model_that_edits_is_asked_for_what_it_guessed_itself(tmp_path: Path) 
     best_N[:, run.vocabulary.mask_id] = -torch.inf
     after_N = made.inputs_BL.flatten()[example.rows_N]
     planted_N = after_N != run.vocabulary.mask_id
-    assert planted_N.any()
-    assert torch.equal(after_N[planted_N], best_N.argmax(-1)[planted_N])
+    assert planted_N.any() and torch.equal(after_N[planted_N], best_N.argmax(-1)[planted_N])
     assert training.loss_of(run, run.trained, made, probable).requires_grad
 
 
@@ -388,8 +382,7 @@ def test_a_step_of_a_recipe_lowers_its_loss(name, tmp_path, monkeypatch) -> None
 
 
 def test_progress_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([100.0, 103.49])
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=seconds.__next__))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=iter([100.0, 103.49]).__next__))
     line = loop.Countdown(2000).line({"step": 200, "loss": 1.25, "left_minigsm": 1.0})
     assert line == "step 200 of 2000: loss 1.25, left_minigsm 1, ETA 0:31"
 

@@ -1,6 +1,5 @@
 """`scripts.install`: uv is given what pip is told, and pip installs where uv does not. The Makefile
-has a target for each table and figure.
-"""
+has a target for each table and figure."""
 
 from __future__ import annotations
 

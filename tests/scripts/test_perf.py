@@ -43,8 +43,7 @@ def test_the_plain_loop_decodes_the_same(loop: measures.Loop) -> None:
     model, request = random_model(64, TINY), random_request(6, 64, 64)
     own = loop.ours(1000).generate(model, request)
     tokens, rounds = loop.plain(measures.published(model)).generate(request, 1000)
-    assert tokens == list(own.ids)
-    assert rounds == len(own.trace) < 64
+    assert tokens == list(own.ids) and rounds == len(own.trace) < 64
     assert (loop.k > 0) == any(row.branches > 1 for row in own.trace.forwards)
     assert (loop in measures.LOOPS[2:]) == any(row.cached for row in own.trace.forwards)
 
@@ -82,13 +81,11 @@ def test_roofline_counts_bytes_and_operations() -> None:
     assert layer_parameters(shape) == 144
     one = RoundShape("cpu", device.torch.float32, shape, vocab=10, prefix=100)
     moved = 4 * (144 + 40 + 2 * 2 * 100 + 2 * 6 * 10)  # weights, head, K/V, logits of 2 × 6 rows
-    slow_bytes = Ceilings(1.0, 1e12, 1e12)
-    assert roofline_ms(one, "none", 1, 6, slow_bytes) == pytest.approx(1000 * moved)
+    assert roofline_ms(one, "none", 1, 6, Ceilings(1.0, 1e12, 1e12)) == pytest.approx(1000 * moved)
     slow_sums = Ceilings(1e12, 1.0, 1e12)
     plain = 2 * 12 * 40 + 4 * 1 * 4 * 12 * 106
     assert roofline_ms(one, "none", 1, 6, slow_sums) == pytest.approx(1000 * plain)
-    assert device.projected(3, 1.0) is None
-    assert device.projected(7, 10.0) == pytest.approx(1555.0)
+    assert device.projected(3, 1.0) is None and device.projected(7, 10.0) == pytest.approx(1555.0)
 
 
 def test_a_dry_run_of_the_parts_for_a_device_is_stored(tmp_path: Path, capsys: Any) -> None:
@@ -169,8 +166,7 @@ def test_a_recorded_forward_is_started_at_once() -> None:
     """What the host starts does not grow with the layers; what the device computes does."""
     one = replace(DREAM_ROUND, branches=8, replayed=True)
     half = replace(one, shape={**one.shape, "layers": one.shape["layers"] // 2})
-    assert one.started == half.started <= 16
-    assert 350 >= one.launches > half.launches > 100
+    assert one.started == half.started <= 16 and 350 >= one.launches > half.launches > 100
 
 
 def test_the_slowest_part_decides() -> None:
@@ -227,5 +223,4 @@ def test_times_of_a_run_are_read_from_its_samples(tmp_path: Path) -> None:
     folder = next(tmp_path.glob(f"runs/*/*/*{records['lookahead'].spec.short}"))
     made = table4.Made(-1.0, -1.0, 0.0, [(45, 9.0, {folder.name: 2.0})], tmp_path)
     [stage] = table4.stages_of(made)
-    [session] = stage.sessions
-    assert session == table4.Session(0.0, 0.01, 2.0, pytest.approx(0.45))
+    assert stage.sessions == [table4.Session(0.0, 0.01, 2.0, pytest.approx(0.45))]

@@ -1,6 +1,5 @@
 """Stored results: those of earlier versions are refused where they are read, and rewritten by one
-script; another reads the reference results, chooses runs, and finds differences.
-"""
+script; another reads the reference results, chooses runs, and finds differences."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def test_a_run_with_module_paths_is_refused_and_converted(tmp_path: Path) -> Non
     store = Store(tmp_path / "new" / "runs")
     [record] = store.records()
     assert store.path(record.spec).name.endswith(record.spec.short)
-    assert not folder.name.endswith(record.spec.short)
-    assert store.record(record.spec) == record
+    assert not folder.name.endswith(record.spec.short) and store.record(record.spec) == record
 
 
 def test_former_names_are_read_back() -> None:

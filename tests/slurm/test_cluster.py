@@ -135,16 +135,9 @@ def slurm_command(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
 
 
-def controller_log() -> str:
-    """Return what SLURM's controller did with each job; its folder goes with the cluster."""
-    return (Path(os.environ["SLURM_CONF"]).parent / "log" / "slurmctld").read_text()
-
-
 def hurry(over: threading.Event) -> None:
-    """Let a job start again soon; SLURM lets it rest for two minutes.
-
-    Not at once: the node refuses a job whose last life it has not yet ended.
-    """
+    """Let a job start again soon, where SLURM lets it rest for two minutes; not at once, since the
+    node refuses a job whose last life it has not yet ended."""
     waits: Counter[str] = Counter()
     while not over.wait(0.5):
         pending = slurm_command("squeue", "-h", "-r", "-t", "PD", "-o", "%i %A %r").splitlines()
@@ -232,10 +225,10 @@ def test_a_multirun_is_an_array(sweep: Sweep, tmp_path: Path, command) -> None:
 def test_a_table_survives_what_befalls_its_jobs(sweep, tmp_path) -> None:
     store, folder, specs, sent = sweep
     tell_that_time_is_over(sent["timed-out"], life=2)
-    asked = {spec.identity_hash for spec in specs.values()}
-    failed = slurm.wait_for_jobs(store, asked)
+    failed = slurm.wait_for_jobs(store, {spec.identity_hash for spec in specs.values()})
 
-    assert len(failed) == 1 and sent["dead"].log in failed[0], controller_log()
+    log = Path(os.environ["SLURM_CONF"]).parent / "log" / "slurmctld"  # of what was done with jobs
+    assert len(failed) == 1 and sent["dead"].log in failed[0], log.read_text()
     planned = planned_small(store, TINY)
     cells = list(build(small_table(), TINY, planned).cells.itertuples())
     scores = [cell for cell in cells if cell.definition == "score"]  # clocks here are fakes

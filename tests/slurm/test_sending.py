@@ -177,14 +177,12 @@ def test_training_is_sent_before_the_runs_that_read_it(cluster, tmp_path, monkey
     source = f"{TRAINED}sps/tiny-qwen3-cpu.json"
     more = ["decoder/length=hardware_aware", f"decoder.length.profile.source={source}"]
     query = ("model=tiny-qwen3", "decoder=dspark", *more, "hardware=cpu")
-    config = RunConfig(compose(query))
-    lacking = PlannedRun(query, CellState.UNAVAILABLE, config=config)
+    lacking = PlannedRun(query, CellState.UNAVAILABLE, config=RunConfig(compose(query)))
     store = Store(tmp_path / "results" / "runs")
     first, second, *_ = send([lacking], store, [])
     assert first.startswith("submitted job 1: dllm-bench train sps tiny-qwen3 hardware=cpu")
     assert second.startswith("submitted job 2, after 1: dllm-bench run model=tiny-qwen3")
-    assert "dependency" not in cluster.flags(1)
-    assert cluster.flags(2)["dependency"] == "afterok:1"
+    assert "dependency" not in cluster.flags(1) and cluster.flags(2)["dependency"] == "afterok:1"
     cluster.says("1 RUNNING", "2 PENDING")
     assert send([lacking], store, []) == ["nothing to submit"]
     assert len(list(slurm.job_lines(store))) == 2
@@ -207,8 +205,7 @@ def test_every_trained_file_that_a_table_names_has_its_training(root: Path) -> N
 
 def test_the_command_sends_waits_and_renders(cluster, tmp_path, command) -> None:
     """The jobs of this cluster are over at once, without a trace."""
-    table = "table learn2pd/table6 --limit 1 --submit --wait --slurm timeout_min=9"
-    said = command(table, code=1)
+    said = command("table learn2pd/table6 --limit 1 --submit --wait --slurm timeout_min=9", code=1)
     (count,) = map(int, re.findall(r"submitted (\d+) runs as one array, job 1", said))
     flags = cluster.flags(1)
     assert (cluster.sent, flags["time"], flags["array"].split("%")[0]) == (1, "9", f"0-{count - 1}")
