@@ -195,8 +195,7 @@ def test_sides_that_cannot_be_compared_are_untestable(what: str, why: str) -> No
         elsewhere = replace(first, environment={**first.environment, "device": "Another CPU"})
         planned[1] = with_record(planned[1], sessions=[elsewhere])
     judged = judge_claims([claim(metric)], [planned], EMBEDDED)[0]
-    assert judged.verdict is ClaimVerdict.UNTESTABLE
-    assert re.search(why, judged.why)
+    assert judged.verdict is ClaimVerdict.UNTESTABLE and re.search(why, judged.why)
 
 
 def test_a_missing_run_weighs_on_the_family_and_changes_no_verdict_for_the_better() -> None:
@@ -222,8 +221,7 @@ def test_a_baseline_below_one_token_per_forward_tests_nothing(right, expected) -
     worse, other = cell("worse", TPF, [0.0] * 60, [64] * 60).run.record, replace(slow, spec=spec)
     beside = [worse, slow] if right else [other]
     judged = judge_claims([claim(TPF)], [planned], EMBEDDED, lambda _: beside)[0]
-    assert str(judged.verdict) == expected
-    assert judged.evidence
+    assert str(judged.verdict) == expected and judged.evidence
     revised = replace(slow, columns={**slow.columns, "remasked": [1] * 60})
     assert [is_one_token(slow), is_one_token(revised)] == [True, False]
 
@@ -247,8 +245,7 @@ def test_a_claim_about_training_needs_six_trainings(n: int, expected: str) -> No
             run = replace(made.run, query=(side, name))
             planned.append(PlannedCell(replace(made.cell, values=values), run))
     judged = judge_claims([one], [planned], EMBEDDED)[0]
-    assert expected in str(judged.verdict)
-    assert len(Findings([judged], {}).records) == 2 * n
+    assert expected in str(judged.verdict) and len(Findings([judged], {}).records) == 2 * n
 
 
 @pytest.mark.parametrize(
@@ -261,8 +258,7 @@ def test_the_score_of_verified_drafts_needs_no_trainings(metric, drafts, expecte
     for made in cells(metric, scores(30, 2, 100), [[5, 6] * 66, [11, 12] * 66]):
         rounds = {"rounds": [[[3, 2, 3]]] * 132} if drafts else {}
         spec = replace(SPEC, inputs={"weights": str(made.cell.values["side"])})
-        columns = {**made.run.record.columns, **rounds}
-        planned.append(with_record(made, columns=columns, spec=spec))
+        planned.append(with_record(made, columns={**made.run.record.columns, **rounds}, spec=spec))
     judged = judge_claims([claim(metric)], [planned], EMBEDDED, lambda _: [])[0]
     assert expected in str(judged.verdict)
 
@@ -360,24 +356,18 @@ def test_an_average_of_no_difference_is_not_shown_by_the_larger_benchmark() -> N
             parts.append(with_record(part, spec=spec_of(compose(query))))
         planned.append(replace(parts[0], parts=tuple(parts)))
     found = judge_claims([claim(SCORE)], [planned], EMBEDDED)[0].evidence
-    assert found and found.value == pytest.approx(0.0, abs=1e-9)
-    assert found.p_same > 0.5
-
-
-ROOT = Path(__file__).resolve().parents[2]
+    assert found and found.value == pytest.approx(0.0, abs=1e-9) and found.p_same > 0.5
 
 
 def printed_of(one: Claim) -> tuple[float, float] | None:
-    """Return what the tables of reported values have for both sides of a claim; None if not
-    both."""
+    """Return the numbers that a table reports for both sides of a claim; None if not both."""
     whole = source_table(one.table)
     names = [metric.name for metric in whole.metrics if metric.definition == one.metric]
     values = []
     for (side,) in (one.ours, one.theirs):
         keys = {**(one.at or {}), **side}
         found = [c.reported for c in whole.cells() if c.keys == keys and c.metric.name in names]
-        numbers = map(parse_number, found)
-        values += [number for number in numbers if number is not None][:1]
+        values += [number for number in map(parse_number, found) if number is not None][:1]
     return (values[0], values[1]) if len(values) == 2 else None
 
 
@@ -426,9 +416,9 @@ def test_verdicts_in_the_prose_are_those_of_the_claims() -> None:
         assert f"LLaDA-MoE {now}, on unseen items {now}" in page and "{" not in page
 
 
-def test_the_history_is_what_the_versions_of_the_page_say() -> None:
+def test_the_history_is_what_the_versions_of_the_page_say(root: Path) -> None:
     last = max((entry["date"], entry["commit"]) for said in history().values() for entry in said)
-    command = ["git", "-C", str(ROOT), "cat-file", "-e", last[1]]
+    command = ["git", "-C", str(root), "cat-file", "-e", last[1]]
     if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("this checkout has no history")
     commits = {entry["commit"] for said in history().values() for entry in said}

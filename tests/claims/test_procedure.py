@@ -65,8 +65,7 @@ def verdicts(claims: Sequence[Claim], planned: Sequence[list[PlannedCell]]) -> l
 
 def test_no_verdict_for_or_against_is_false_in_more_than_a_twentieth_of_the_families() -> None:
     """Nothing differs: no gain may be confirmed, and no loss be found. At the margin's edge, no
-    equality may be confirmed, and no effect worth seeing be denied.
-    """
+    equality may be confirmed, and no effect worth seeing be denied."""
     rng, draws, n, edge = np.random.default_rng(2026), 500, 120, 2.0
     gain, equal = [claim(SCORE)] * TEXTS, [claim(SCORE, "equal")] * TEXTS
     false = {"gain": 0, "loss": 0, "equality": 0, "denial": 0}
@@ -103,8 +102,7 @@ def test_a_true_printed_size_is_mostly_confirmed_and_half_of_it_never(draws: int
     for _ in range(draws):
         met += verdicts([one], [speed_cells(rng, 60, 1.5)]) == [ClaimVerdict.CONFIRMED]
         half += verdicts([one], [speed_cells(rng, 60, 1.5**0.5)]) == [ClaimVerdict.CONFIRMED]
-    assert met >= 0.8 * draws
-    assert half <= 0.05 * draws
+    assert met >= 0.8 * draws and half <= 0.05 * draws
 
 
 @pytest.mark.parametrize("draws", [40, pytest.param(100, marks=pytest.mark.drill)])

@@ -41,8 +41,7 @@ def lookaheads(name: str) -> SampleRecord:
 
 
 def revisions(name: str) -> SampleRecord:
-    """Return three positions, four forwards: one is overwritten, one masked again and decoded
-    anew."""
+    """Return 3 positions, 4 forwards: one is overwritten, one masked again and decoded anew."""
     changes = [[], [(0, 1, 0, 2), (1, 2, 0, AGAIN_MASKED)], [], []]
     forward = Forward(ForwardKind.DENOISE, 1, fed=3, cached=0, ms=1.0)
     rows = [replace(forward, changes=tuple(Change(*one) for one in made)) for made in changes]
@@ -50,8 +49,7 @@ def revisions(name: str) -> SampleRecord:
 
 
 def drafts(name: str) -> SampleRecord:
-    """Return a round of drafts: four proposed, three verified, two accepted, one token of the
-    target's."""
+    """Return a round of 4 drafts: 3 verified, 2 accepted, then a token of the target's."""
     verify = Forward(ForwardKind.VERIFY, 1, fed=4, cached=20, ms=3.0, proposed=3, accepted=2)
     verify = replace(verify, drafted=(2, 3, 1, 4), survival=(2.0, 0.0, -2.0, -4.0))
     trace = Trace([PREFILL, Forward(ForwardKind.DRAFT, 1, fed=4, cached=20, ms=1.0), verify])

@@ -59,15 +59,13 @@ def as_text(output: Any) -> str:
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_is_short_and_stored_with_what_it_shows(name: str) -> None:
     notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
-    assert 1 < len(notebook.cells) <= CELLS
-    assert notebook.cells[0].cell_type == "markdown"
+    assert 1 < len(notebook.cells) <= CELLS and notebook.cells[0].cell_type == "markdown"
     lines = [line for cell in code_cells(notebook) for line in cell.source.splitlines() if line]
     assert len(lines) <= LINES
     assert all(cell.execution_count for cell in code_cells(notebook))
     text = shown_by(notebook)
     assert "ERROR" not in text and ".venv" not in text
-    for expected in SHOWN[name]:
-        assert expected in text
+    assert all(expected in text for expected in SHOWN[name])
 
 
 @pytest.mark.parametrize(
@@ -88,5 +86,4 @@ def test_a_notebook_runs(name: str, few: Mapping[str, str], kernel: Any) -> None
     nbclient.NotebookClient(notebook, km=kernel, allow_errors=True).execute()
     text = shown_by(notebook)
     assert "ERROR" not in text, text
-    for expected in SHOWN[name]:
-        assert expected.replace("40", few.get("40", "40")) in text
+    assert all(expected.replace("40", few.get("40", "40")) in text for expected in SHOWN[name])

@@ -103,8 +103,7 @@ def payloads(site: Path, record: RunRecord) -> Iterator[dict]:
         path = site / "runs" / record.spec.short / f"samples-{number}.js"
         if not path.is_file():
             return
-        text = path.read_text(encoding="utf-8")
-        called = re.fullmatch(r"receiveSamples\((\d+),(.*)\)\n", text)
+        called = re.fullmatch(r"receiveSamples\((\d+),(.*)\)\n", path.read_text(encoding="utf-8"))
         assert called and int(called[1]) == number
         pack = json.loads(called[2])
         for sample in pack["samples"]:
@@ -151,18 +150,14 @@ def test_each_number_of_a_table_leads_to_the_run_that_gave_it(site, records) -> 
     linked = {link.split("/")[-2] for link in page.links if "/runs/" in link}
     of_table = {r.spec.short for r in records.values() if r.spec.label == "lopa"}
     assert of_table and of_table <= linked
-    for short in linked:
-        run = parsed(site / run_address(short))
-        assert short in "".join(run.texts)
+    assert all(short in "".join(parsed(site / run_address(short)).texts) for short in linked)
 
 
 def test_points_of_a_figure_lead_to_runs_that_have_a_page(site, records) -> None:
     page = parsed(site / "figures" / "embedded" / "small" / "figure1.html")
-    short = records["lookahead"].spec.short
-    assert f"../../../{run_address(short)}" in page.links
+    assert f"../../../{run_address(records['lookahead'].spec.short)}" in page.links
     assert sum("/runs/" in link for link in page.links) == 1
-    assert {"figure1.svg", "figure1.csv"} <= set(page.links)
-    assert builders.HOSTILE[:20] in page.texts
+    assert {"figure1.svg", "figure1.csv"} <= set(page.links) and builders.HOSTILE[:20] in page.texts
 
 
 def test_entries_of_points_are_rounded() -> None:
@@ -185,18 +180,15 @@ def test_hostile_names_and_texts_stay_text(site: Path, records: dict[str, RunRec
         text = page.read_text(encoding="utf-8")
         assert "<script>alert" not in text and "<img src=x" not in text, page
         assert parsed(page).elements.count("script") == 1 + (page.name == "sample.html"), page
-    run = parsed(site / run_address(hostile.spec.short))
-    assert builders.HOSTILE in run.texts
+    assert builders.HOSTILE in parsed(site / run_address(hostile.spec.short)).texts
     data = (site / "runs" / hostile.spec.short / "samples-0.js").read_text(encoding="utf-8")
     assert data.isascii() and not set("<>&") & set(data)
-    shown = next(payloads(site, hostile))
-    assert shown["text"] == f"four and two {builders.HOSTILE}"
+    assert next(payloads(site, hostile))["text"] == f"four and two {builders.HOSTILE}"
 
 
 def test_token_texts_have_no_invisible_characters(site, records) -> None:
     for sample in payloads(site, records["lookahead"]):
-        for word in sample["tokens"]:
-            assert word.replace("\n", "").isprintable()
+        assert all(word.replace("\n", "").isprintable() for word in sample["tokens"])
     assert sample["tokens"][0] == "four" and sample["tokens"][4] == "\n"
     assert "\\u202e" in sample["tokens"][9]
 
@@ -234,8 +226,7 @@ def test_a_run_page_says_what_the_record_says(site: Path, records: dict[str, Run
     record = records["lookahead"]
     text = " ".join(parsed(site / run_address(record.spec.short)).texts)
     score = record.score
-    assert score
-    assert f"{100 * score.mean:.1f}" in text and f"{100 * score.high:.4g}]" in text
+    assert score and f"{100 * score.mean:.1f}" in text and f"{100 * score.high:.4g}]" in text
     assert record.identity_hash in text and "correct 30, wrong 15" in text
     tpf = sum(record.columns["emitted"]) / sum(record.columns["forwards"])
     assert f"{tpf:.4g}" in text
@@ -294,8 +285,7 @@ def test_a_prompt_is_shown_only_where_its_ids_are_those_decoded(monkeypatch) -> 
 def test_what_is_not_here_costs_the_prompt_and_not_the_page() -> None:
     spec = RunSpec({"name": "gone"}, {}, {"name": "gone"}, {})
     texts = site_texts.TextSource(compose)
-    assert texts.prompts(spec, {}) == {}
-    assert texts.decode(spec)([7]) == "[7]"
+    assert (texts.prompts(spec, {}), texts.decode(spec)([7])) == ({}, "[7]")
 
 
 def made(sentences: list[str]) -> int:
@@ -457,8 +447,7 @@ def own_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_own_runs_and_their_trade_off_come_first(own_site: Path) -> None:
     page = parsed(own_site / "index.html")
     text = (own_site / "index.html").read_text(encoding="utf-8")
-    sections = re.findall(r'<section id="(\w+)">', text)
-    assert sections == ["runs", "comparisons", "tables", "figures"]
+    assert re.findall(r'<section id="(\w+)">', text) == ["runs", "comparisons", "tables", "figures"]
     plots = [link for link in page.links if link.endswith(".svg") and "comparisons" in link]
     speeds = [re.sub(r".*-(t\w+-\w+).svg", r"\1", plot) for plot in plots]
     assert speeds == ["tpf-emitted", "tps-e2e"]

@@ -49,8 +49,7 @@ def settings() -> SettingsCache:
 
 
 def small_table(name: str = "table1") -> PaperTable:
-    """Return a table of the folder `small`: `own` reports nothing, `derived` is of ratios,
-    differences, averages and settings."""
+    """Return a table of the folder `small`: `own` reports nothing, `derived` has formulas."""
     return parse_table(f"small/{name}", read_yaml(HERE / "small" / f"{name}.yaml"), HERE / "small")
 
 
@@ -75,8 +74,7 @@ def compose(query: Sequence[str]) -> dict[str, Any]:
 
 def spec_of(config: Mapping[str, Any], resolve: object = None) -> RunSpec:
     """Return the run of a composed configuration, without touching data or weights."""
-    names = ("model", "decoder", "benchmark", "hardware")
-    groups = {name: dict(config[name]) for name in names}
+    groups = {name: dict(config[name]) for name in ("model", "decoder", "benchmark", "hardware")}
     label = groups["decoder"].pop("name")
     return RunSpec(
         **groups,
@@ -165,10 +163,8 @@ def spec_at(planned: Sequence[PlannedCell], setting: str, benchmark: str) -> Run
 
 
 def every_state(root: Path, profile: Profile) -> BuiltTable:
-    """Return the small table with a sealed, a partial, a failed and a missing run.
-
-    S3 is impossible under the paper profile and sealed under the embedded one.
-    """
+    """Return the small table with a sealed, a partial, a failed and a missing run. S3 is
+    impossible under the paper profile and sealed under the embedded one."""
     store = Store(root)
     planned = planned_small(store, profile)
     seal(store, record_of(spec_at(planned, "S1", "quiz")))
@@ -203,8 +199,7 @@ def nothing_reported(root: Path, profile: Profile) -> BuiltTable:
 
 
 def derived(root: Path, profile: Profile) -> BuiltTable:
-    """Return the table of derived numbers; the decoder `lost` is not run, `quick` is twice as
-    fast."""
+    """Return the table of derived numbers; decoder `lost` has no run, `quick` is twice as fast."""
     right = {"plain": 10, "quick": 12}
 
     def made(run: PlannedRun) -> RunRecord | None:

@@ -90,8 +90,7 @@ def test_without_a_sealed_run_of_the_decoder_the_others_speak_for_it() -> None:
     """But not for a decoder that commits one token per forward, and it not for them."""
     single = {"select": {"_target_": "select.topk"}}
     quick = sealed(16, 1.0, decoder={"name": "credit"})
-    slow = sealed(64, 1.0, decoder={"name": "vanilla", **single})
-    model = model_of(quick, slow)
+    model = model_of(quick, sealed(64, 1.0, decoder={"name": "vanilla", **single}))
     assert model.estimate(missing()).forwards == 20 * 16
     assert model.estimate(missing(decoder={"name": "dream", **single})).forwards == 20 * 64
 
@@ -99,8 +98,7 @@ def test_without_a_sealed_run_of_the_decoder_the_others_speak_for_it() -> None:
 def test_seconds_are_scaled_by_what_was_measured() -> None:
     run = missing()
     each = ms_of(run.config) / 1000
-    model = model_of(run, sealed(10, 3 * 10 * each, decoder={"name": "credit"}))
-    found = model.estimate(run)
+    found = model_of(run, sealed(10, 3 * 10 * each, decoder={"name": "credit"})).estimate(run)
     assert found.seconds == pytest.approx(3 * found.forwards * each)
 
 
@@ -147,8 +145,7 @@ def test_branches_canvas_and_cache_make_the_positions(changes, fed) -> None:
 
 
 def test_a_small_forward_is_overhead_and_reading_weights_a_large_one_arithmetic() -> None:
-    small = ms_of(config(decoder=CACHED))
-    assert small == pytest.approx(15 + 1000 * 16e9 / 3400e9)
+    assert ms_of(config(decoder=CACHED)) == pytest.approx(15 + 1000 * 16e9 / 3400e9)
     large = ms_of(config(decoder={"explore": {**LOOKAHEAD, "k": 31}}))
     assert large == pytest.approx(15 + 1000 * 2 * 8e9 * 32 * 154 / 690e12)
 
@@ -157,9 +154,8 @@ def test_estimates_are_checked_on_each_run_from_the_others() -> None:
     each = ms_of(config()) / 1000
     speeds = enumerate((2.0, 2.0, 2.0, 4.0))
     runs = [sealed(10, 10 * each * s, decoder={"name": f"d{i}", "k": i}) for i, s in speeds]
-    model = model_of(*runs)
     # all but one are alike; the last took twice as long as the others let expect
-    *alike, last = model.measured.errors
+    *alike, last = model_of(*runs).measured.errors
     assert alike == pytest.approx([1.0] * 3)
     assert 1 < last <= 2
 
@@ -187,7 +183,6 @@ def test_a_decoders_summary_is_kept_until_its_file_changes(tmp_path, monkeypatch
     file.write_text("another")
     cost.MeasuredRuns([], settings=settings).summary(decoder)
     assert make.call_count == 3
-    foreign = {"_target_": "mine.Decoder"}
     for _ in range(2):
-        cost.MeasuredRuns([], settings=settings).summary(foreign)
+        cost.MeasuredRuns([], settings=settings).summary({"_target_": "mine.Decoder"})
     assert make.call_count == 5

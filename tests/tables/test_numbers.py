@@ -184,8 +184,7 @@ def of_s1(built: BuiltTable, metric: str) -> Row:
 def sealed(tmp_path, **record) -> BuiltTable:
     """Return the small table with one sealed run, S1 on quiz."""
     store = Store(tmp_path)
-    spec = spec_at(planned_small(store, FULL), "S1", "quiz")
-    seal(store, record_of(spec, **record))
+    seal(store, record_of(spec_at(planned_small(store, FULL), "S1", "quiz"), **record))
     return build(small_table(), FULL, planned_small(store, FULL))
 
 
@@ -200,8 +199,7 @@ def sealed(tmp_path, **record) -> BuiltTable:
 )
 def test_a_score_is_judged_by_its_interval_or_the_tolerance(tmp_path, right, n, verdict) -> None:
     found = of_s1(sealed(tmp_path, right=right, n=n), "score")
-    assert found.verdict == verdict
-    assert found.delta == pytest.approx(100 * right / n - 55)
+    assert (found.verdict, found.delta) == (verdict, pytest.approx(100 * right / n - 55))
 
 
 def test_a_run_that_went_on_elsewhere_names_every_machine_and_compares_no_speed(tmp_path) -> None:
@@ -229,8 +227,7 @@ def test_times_from_a_busy_machine_are_marked_and_counts_are_not(tmp_path, monke
         monkeypatch.setitem(ENVIRONMENT, "cores", 2)
         built = sealed(tmp_path / str(load))
         tps, score = (of_s1(built, name) for name in ("tps_max", "score"))
-        assert measured_text(tps).endswith("†") is marked
-        assert not measured_text(score).endswith("†")
+        assert measured_text(tps).endswith("†") is marked and not measured_text(score).endswith("†")
         said = [line for _, lines in footer(built) for line in lines if "load average" in line]
         assert bool(said) is marked
 
@@ -250,8 +247,7 @@ def measured(seconds: np.ndarray, forwards: np.ndarray | None = None) -> RunReco
 
 
 def speed(rng: np.random.Generator, items: np.ndarray, between: float) -> Any:
-    """Return tokens per second and the interval of items in passes that differ by `between`, with
-    noise of 3 % of each sample."""
+    """Return tokens per second and its interval: passes differ by `between`, samples by 3 %."""
     passes = rng.lognormal(0, between, (PASSES, 1))
     seconds = items * passes * rng.lognormal(0, 0.03, (PASSES, len(items)))
     return measure_run("tps/e2e", measured(seconds))
@@ -271,8 +267,7 @@ def test_an_interval_covers_the_truth_and_a_second_measurement(among_items, betw
         (_, (low, high)), (second, _) = (speed(rng, items, between) for _ in range(2))
         true += low <= truth <= high
         again += low <= second <= high
-    assert true >= 0.93 * draws
-    assert again >= 0.93 * draws
+    assert true >= 0.93 * draws and again >= 0.93 * draws
 
 
 def test_what_differs_between_passes_widens_times_and_no_counts() -> None:
@@ -286,8 +281,7 @@ def test_what_differs_between_passes_widens_times_and_no_counts() -> None:
         widths.append([np.ptp(measure_run(name, record)[1]) for name in ("tps/e2e", "tpf/emitted")])
     once, calm, busy = widths
     assert calm == pytest.approx(once), "five equal passes say as much of items as one"
-    assert busy[0] > 1.5 * calm[0]
-    assert busy[1] == calm[1]
+    assert busy[0] > 1.5 * calm[0] and busy[1] == calm[1]
 
 
 def test_repetitions_of_an_equal_text_prove_no_more_than_one() -> None:

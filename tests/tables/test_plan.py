@@ -55,10 +55,7 @@ from tests.tiers import covering
     ],
 )
 def test_a_run_that_cannot_be_specified_says_why(error, short, tmp_path, monkeypatch) -> None:
-    def refuse(config: object, resolve: object) -> RunSpec:
-        raise error
-
-    monkeypatch.setattr(RunSpec, "from_config", staticmethod(refuse))
+    monkeypatch.setattr(RunSpec, "from_config", Mock(side_effect=error))
     run = Planner(compose, Store(tmp_path)).cells(small_table(), FULL)[0].run
     assert (run.state, run.short) == (CellState.UNAVAILABLE, short)
     assert run.reason.endswith(str(error))
@@ -93,8 +90,7 @@ def test_planning_and_running_agree_on_the_device(present, state, tmp_path, monk
 
 
 def test_only_runs_to_be_made_here_need_their_device(tmp_path, monkeypatch) -> None:
-    """Records measured elsewhere are shown; a login node sends runs to machines that have what it
-    lacks."""
+    """Records measured elsewhere are shown; a login node sends runs to other machines."""
     store = Store(tmp_path)
     seal(store, record_of(spec_at(planned_small(store, FULL), "S1", "quiz")))
     monkeypatch.setattr(planning, "missing_device", lambda hardware: "a GPU (Z100)")
@@ -131,14 +127,12 @@ def test_what_has_to_be_trained_first_is_named(tmp_path, monkeypatch) -> None:
 
 def test_a_value_without_counterpart_is_impossible_not_an_error(tmp_path) -> None:
     run = planned_small(Store(tmp_path), replace(TINY, replace={"model": {}}))[0].run
-    assert run.state is CellState.UNAVAILABLE
-    assert "no counterpart of model=alpha" in run.reason
+    assert run.state is CellState.UNAVAILABLE and "no counterpart of model=alpha" in run.reason
 
 
 def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) -> None:
     """Some runs of the plan have the hash that `dllm-bench run` gives to their commands; each
-    setting has one for its score and one of several passes for its speed.
-    """
+    setting has one for its score and one of several passes for its speed."""
     run_here = Mock(side_effect=lambda spec, *_, **__: record_of(spec))
     monkeypatch.setattr(local, "run", run_here)
     planner = Planner(real_compose, Store(tmp_path))
@@ -159,15 +153,12 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
 @pytest.mark.parametrize("name", covering(12, names_of("table"), often=6))
 def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> None:
-    """In what they compose to, files that enter by content included; every one composes.
-
-    What a profile has no counterpart of is left out.
-    """
+    """In what they compose to, files that enter by content included; every one composes, but for
+    what a profile has no counterpart of."""
     found: dict[tuple[str | None, str], tuple[str, ...]] = {}
     for query, benchmark in queries_of(name).items():
         with suppress(DllmBenchError):
-            translated = load_profile(profile).translate(query)
-            config = settings().compose(translated)
+            config = settings().compose(load_profile(profile).translate(query))
             files = list(sources(config["decoder"]))
             key = (benchmark, digest([split(config)[Role.IDENTITY], files]))
             assert key not in found, f"{query} and {found[key]} are one run"

@@ -1,7 +1,6 @@
 """The committed results (`results/reference`): the records give the committed bytes of every table
 and what the pages say of claims; each record is what its hash and its samples say. Skips what a
-checkout does not have.
-"""
+checkout does not have."""
 
 from __future__ import annotations
 
@@ -98,10 +97,8 @@ def test_every_committed_run_keeps_its_hash() -> None:
 def test_a_committed_record_is_what_its_hash_says(folder: Path) -> None:
     """The identity follows from the specification, the summary and score from the columns."""
     record = read_record(folder)
-    assert record
-    assert record.spec.identity_hash == record.identity_hash
-    assert folder.name.endswith(record.spec.short)
-    assert STORE.path(record.spec) == folder
+    assert record and record.spec.identity_hash == record.identity_hash
+    assert folder.name.endswith(record.spec.short) and STORE.path(record.spec) == folder
     samples = record.samples
     for name, value in record.summary.items():
         again_measured = definitions.measure(name, samples)
@@ -124,5 +121,4 @@ def test_every_committed_record_is_shown_somewhere() -> None:
     shown |= {word for path in figures for word in path.read_text().replace(",", " ").split()}
     of_claims = (run for one in judgements() for run in one.runs)  # of more items than in tables
     shown |= {run.record.identity_hash for run in of_claims if run.record}
-    stored = {json.loads(run.listed)["identity_hash"] for run in RecordIndex(STORE).sealed()}
-    assert stored <= shown
+    assert {json.loads(run.listed)["identity_hash"] for run in RecordIndex(STORE).sealed()} <= shown

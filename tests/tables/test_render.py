@@ -39,8 +39,7 @@ def built(name: str) -> BuiltTable:
 
 
 def without_hashes(text: str, table: BuiltTable) -> str:
-    """Return the text with run hashes numbered: what is in a run's identity is not the table's
-    matter."""
+    """Return the text with run hashes numbered, whatever they are made of."""
     for i, run in enumerate(run for run in table.runs if run.spec):
         full = run.spec.identity_hash
         text = text.replace(full, f"hash-{i}").replace(full[:SHOWN_HASH], f"short-{i}")
@@ -67,8 +66,7 @@ def test_links_lead_to_the_record(tmp_path) -> None:
     table = every_state(tmp_path / "runs", TINY)
     page = next(p for p in write(table, tmp_path / "tables") if p.suffix == ".html")
     links = set(re.findall(r'href="([^"]+)"', page.read_text(encoding="utf-8")))
-    assert len(links) == 3
-    assert all((page.parent / link).is_file() for link in links)
+    assert len(links) == 3 and all((page.parent / link).is_file() for link in links)
 
 
 def test_the_terminal_shows_a_table_that_reports_nothing_without_comparisons() -> None:

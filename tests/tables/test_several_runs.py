@@ -88,8 +88,7 @@ def test_an_area_is_the_published_formula_over_the_runs(areas) -> None:
     assert steady.value != pytest.approx(aup(points, y_max=90.0))
     assert steady.unit == "% × tokens/forward"
     assert cell(areas, "quiz", "alone", "aup").value == pytest.approx(90.0)
-    assert steady.low < steady.value < steady.high
-    assert len(steady.runs) == len(RUNS)
+    assert steady.low < steady.value < steady.high and len(steady.runs) == len(RUNS)
 
 
 def test_what_it_was_taken_of_is_stored(areas) -> None:
@@ -98,8 +97,7 @@ def test_what_it_was_taken_of_is_stored(areas) -> None:
     [found] = [c["curve"] for c in cells if (c["keys"], c["metric"]) == steady]
     assert found["points"] == {"slow": [1, 90], "steady-2": [2, 90], "steady-8": [8, 87.5]}
     assert found["left_out"] == ["steady-4"]
-    assert (found["y_max"], found["best"]) == (100, "best")
-    assert set(found["rows"]) == set(RUNS)
+    assert (found["y_max"], found["best"], set(found["rows"])) == (100, "best", set(RUNS))
 
 
 def test_a_curve_that_ends_in_a_loss_has_no_area_and_says_so(areas) -> None:
@@ -108,8 +106,7 @@ def test_a_curve_that_ends_in_a_loss_has_no_area_and_says_so(areas) -> None:
         assert isnan(losing.value) and losing.status == "undefined"
         assert "scores 50.0 at 4.00 and the slowest 90.0 at 1.00" in losing.reason
     text = render(areas)["md"]
-    assert "Losing" not in text
-    assert "quiz, losing, AUP" in text.partition("**Undefined**")[2]
+    assert "Losing" not in text and "quiz, losing, AUP" in text.partition("**Undefined**")[2]
     cut = cell(areas, "quiz", "losing", "cut")
     assert cut.value == pytest.approx(aup([(1.0, 90.0), (2.0, 90.0)], y_max=100.0))
 
@@ -120,8 +117,7 @@ def test_every_run_of_the_table_has_to_be_there(tmp_path) -> None:
 
 
 def test_an_area_needs_a_curve_and_a_curve_an_area() -> None:
-    values = {"values": {"slow": {"run": ["decoder=slow"]}}}
-    facets = {**PLAIN["facets"], "decoder": values}
+    facets = {**PLAIN["facets"], "decoder": {"values": {"slow": {"run": ["decoder=slow"]}}}}
     metrics = {"score": {"label": "Score", "definition": "score"}}
     for name, wrong in (("aup", table(facets=facets)), ("score", table(metrics=metrics))):
         with pytest.raises(DllmBenchError, match=f"{name} at .* is an area where"):
@@ -172,8 +168,7 @@ def test_a_value_without_an_additional_column_leaves_it_empty(tmp_path) -> None:
 
 
 def made(spec: RunSpec) -> RunRecord:
-    """Return the run's record: as many items and passes as it says; pass k is k + 10 tenths as
-    slow."""
+    """Return a record with the run's items and passes; pass k takes 1 + k / 10 times as long."""
     once = builders.record_of(spec, right=5, n=spec.limit or 30)
     if spec.repeats == 1:
         return once
@@ -219,8 +214,7 @@ def test_each_number_comes_from_its_run_and_notes_explain_brackets(areas, tmp_pa
     [block] = blocks(found)
     assert [len(hashes(row).split()) for row in block["rows"]] == [2, 2]
     assert block["here"] == ("tiny-alpha", "miniquiz")
-    assert "5 passes over the items" in str(footer(found))
-    assert "passes" not in str(footer(areas))
+    assert "5 passes over the items" in str(footer(found)) and "passes" not in str(footer(areas))
     cells = json.loads(as_json(found))["cells"]
     by_metric = {c["metric"]: c["runs"] for c in cells if c["keys"]["decoder"] == "quick"}
     assert by_metric["score"] == by_metric["tpf"] != by_metric["tps"]

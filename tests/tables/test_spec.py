@@ -23,13 +23,11 @@ from dllm_bench.tables.load import REPORTED_TABLES, load_profile, load_table, na
 from dllm_bench.tables.spec import Cell, Instead, Profile, TableMetric
 from tests.tables.builders import HERE, TINY, queries_of, run_cells, small_table
 
-
-def reported_files() -> list[Path]:
-    """Return all csv files of printed values; notes are this project's own."""
-    return sorted(p for p in REPORTED_TABLES.rglob("*.csv") if not p.stem.endswith("_notes"))
+PRINTED = sorted(p for p in REPORTED_TABLES.rglob("*.csv") if not p.stem.endswith("_notes"))
+"""The files of printed values; notes are this project's own."""
 
 
-@pytest.mark.parametrize("path", reported_files(), ids=lambda p: f"{p.parent.name}-{p.stem}")
+@pytest.mark.parametrize("path", PRINTED, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_every_reported_value_is_the_transcriptions(path: Path, paper_tables: Path) -> None:
     theirs = sorted((paper_tables / path.parent.name).glob(f"{path.stem}*.csv"))
     assert theirs, f"nothing in {paper_tables} is called {path.stem}"
@@ -43,8 +41,7 @@ def test_the_parts_of_a_table_belong_together(name: str) -> None:
     table = load_table(name)
     cells = list(table.cells())
     shown = [(*cell.keys.values(), cell.metric.name) for cell in cells if cell.reported]
-    assert sorted(shown) == sorted(table.reported)
-    assert all(leaf.run for leaf in run_cells(table))
+    assert sorted(shown) == sorted(table.reported) and all(leaf.run for leaf in run_cells(table))
     for metric in table.metrics:
         assert bool(metric.definition) != bool(metric.setting)
         assert metric.is_score or metric.setting or definition(metric.definition).text
@@ -90,9 +87,8 @@ def test_the_paper_profile_keeps_the_query(name: str) -> None:
 
 MBPP, MINICODE = "model=llada-instruct benchmark=mbpp", "benchmark=minicode_free"
 SERVED = ("model=served", "model.engine=fast")
-QUIZ = ("model=alpha", "benchmark=quiz")
 STANDS_FOR = {"instead": (Instead(SERVED, ("model=alpha", "decoder=ar")),)}
-TOGETHER = {"instead": (Instead(QUIZ, ("model=alpha", "decoder=ar")),)}
+TOGETHER = {"instead": (Instead(("model=alpha", "benchmark=quiz"), ("model=alpha", "decoder=ar")),)}
 UNSEEN = {"untrained": {"miniquiz": ["tiny-alpha"]}}
 PATTERN = {"replace": {"model": {"big-*": "small-*", "big-five": "small"}}, "set": ()}
 AR, SET = "model=tiny-alpha decoder=ar", "limit=20 hardware=cpu"
@@ -146,8 +142,7 @@ def test_an_entry_may_be_for_some_tables() -> None:
     assert profile.run_of("p/t1", cell) == profile.run_of("q/any", cell) == ("decoder.tau=2",)
     assert profile.run_of("p/t2", cell) == ("decoder.tau=1",)
     assert profile.switched("p/t1", cell) == ("decoder.tau=2",)
-    assert profile.switched("p/t2", cell) == ()
-    assert "decoder.tau=1" in profile.translate(cell.run)
+    assert profile.switched("p/t2", cell) == () and "decoder.tau=1" in profile.translate(cell.run)
 
 
 def test_numbers_of_times_come_from_runs_of_several_passes() -> None:
@@ -239,8 +234,7 @@ def test_the_embedded_profile_translates_a_query(asked: str, found: str) -> None
 def test_the_flags_of_a_profile_choose_it_again() -> None:
     profile = replace(load_profile("embedded"), limit=20)
     for asked in (profile, profile.in_passes(1), profile.in_passes(3)):
-        words = ["table", "lopa/table4", *asked.flags.split()]
-        assert chosen_profile(parse(words)) == asked
+        assert chosen_profile(parse(["table", "lopa/table4", *asked.flags.split()])) == asked
     assert len({profile.flags, profile.in_passes(1).flags, profile.in_passes(3).flags}) == 3
 
 
