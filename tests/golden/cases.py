@@ -44,8 +44,6 @@ CHECKPOINTS = {
     "sdar": "new2026/ckpt/sdar",
     "fast_dllm_v2_ckpt": "caches/fast_dllm_v2_ckpt",
 }
-
-
 REASONS: dict[str, Callable[[Case], bool]] = {
     "bug: the released loop ends with masks left": lambda c: (  # with a step a block
         c.get("method", "").startswith("fast_dllm_dream_entropy")
@@ -166,8 +164,7 @@ def model_of(case: Case, eos: int | None = None) -> Watched:
     params, own = case.get("params", case), case.get("checkpoint", Path(case["file"]).parts[0])
     model = copy(denoiser(CHECKPOINTS.get(Path(own).name, Path(own).name)))
     named = (eos, params.get("eos_id"), params.get("eos_token_id"), model.special.eos)
-    end = next(token for token in named if token is not None)
-    model.special = replace(model.special, eos=end)
+    model.special = replace(model.special, eos=next(token for token in named if token is not None))
     return Watched(model)
 
 

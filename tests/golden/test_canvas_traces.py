@@ -91,8 +91,7 @@ def test_the_recorded_steps(case: Case) -> None:
     fed = [canvas[0, slice(*plan.feed)].tolist() for canvas, plan in denoised]
     rate = pytest.approx(case["tokens_per_forward"], rel=1e-5)
     with agreement(case):
-        assert padded(generation, pad) == case["output"]
-        assert len(fed) == case["decoder_forwards"]
+        assert (padded(generation, pad), len(fed)) == (case["output"], case["decoder_forwards"])
         assert len(generation.trace) - len(fed) == case["encoder_forwards"]
         assert tokens_per_forward(generation, pad) == rate
         assert fed == [step["input"] for step in steps]

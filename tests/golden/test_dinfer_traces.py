@@ -141,8 +141,7 @@ LOOPS = cases("dinfer/generate_hierarchy.json")
 
 @each(RUNS)
 def test_runs(case: Case) -> None:
-    is_detailed = case["file"].endswith("detail.json")
-    whole, *scores = watched(case) if is_detailed else (decoder(case),)
+    whole, *scores = watched(case) if case["file"].endswith("detail.json") else (decoder(case),)
     with agreement(case, lambda: near_tie(case)):
         generation = check(case, whole)
         if scores:
@@ -179,12 +178,9 @@ def test_runaway_runs_are_refused_or_decoded(case: Case) -> None:
 
 @each(REUSED)
 def test_no_request_leaks_into_the_next(case: Case) -> None:
-    """dInfer's decoder object carries credit from one request to the next; one value here never.
-
-    Runs are recorded in threes: a first use, a second of the same object, and a fresh object.
-    """
-    use = case["index"] % 3
-    fresh = REUSED[case["index"] + (use == 1)]
+    """dInfer's decoder object carries credit to the next request, ours never. Runs are recorded
+    in threes: a first use, a second of the same object, and a fresh object."""
+    fresh = REUSED[case["index"] + (case["index"] % 3 == 1)]
     one = decoder(fresh)
     replay(fresh, one)
     with agreement(fresh):
@@ -193,9 +189,8 @@ def test_no_request_leaks_into_the_next(case: Case) -> None:
 
 def test_the_yamls_have_the_numbers_of_dinfers_evaluation() -> None:
     run = {"threshold": 0.9, "block_length": 32, "start_block_align": True, "decoder": "threshold"}
-    dual = run | {"cache": "dual", "cache_update_freq": None}
     vicinity = run | {"prefix_look": 16, "after_look": 16, "warmup_steps": 4}
-    assert composed("dinfer", {}) == decoder(dual)
+    assert composed("dinfer", {}) == decoder(run | {"cache": "dual", "cache_update_freq": None})
     assert composed("dinfer_vicinity", {"cache.renews_twice": True}) == decoder(vicinity)
 
 
@@ -209,8 +204,7 @@ def test_reference_loop_of_hierarchical_decoding(case: Case) -> None:
         return
     with agreement(case):
         generation = replay(case, plain)
-        assert list(generation.ids) == case["output"]
-        assert len(generation.trace) == case["nfe"]
+        assert (list(generation.ids), len(generation.trace)) == (case["output"], case["nfe"])
 
 
 Asked = list[tuple[tuple[Tensor, list[int], Memo], Scores]]
@@ -233,10 +227,8 @@ def watched(run: Case) -> tuple[MaskedDecoder, Asked, Asked]:
 
 
 def near_tie(run: Case) -> str | None:
-    """Return why a run differs if its first other forward chose between equal probabilities.
-
-    Equal up to rounding are those of the positions that only one of both committed.
-    """
+    """Return why a run differs if its first other forward chose between equal probabilities: up
+    to rounding, of the positions that only one of both committed."""
     whole, raw, _ = watched(run)
     pairs = zip(made(replay(run, whole)), committed(run), strict=False)
     forward, (own, other) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
@@ -296,15 +288,13 @@ def units() -> list[Case]:
 @pytest.mark.parametrize("case", units(), ids=lambda case: f"{rule(case)[0]}-{case['name']}")
 def test_units(case: Case) -> None:
     """Every recorded call is a round of the loop over one block. Left out are the recorded helper
-    that remasks, which nothing does here, and that credit is forgotten when the canvas is full.
-    """
+    that remasks, as nothing does here, and that credit is forgotten when the canvas is full."""
     made, memo = composed(*rule(case)), Memo()
     decoder = MaskedDecoder(made.score, made.select, Blocks(8), NoCache(), forbid_mask=False)
     for step in case["steps"]:
         state, window = before(case, step)
         state.memo = memo
-        scores = decoder.score(torch.tensor([step["logits"]]), state, window)
-        decoder._commit(state, scores, window)
+        decoder._commit(state, decoder.score(torch.tensor([step["logits"]]), state, window), window)
         assert state.tokens_KL[0].tolist() == step["after"]
         if step.get("credit_matrix_after"):
             wanted_WV = torch.tensor(step["credit_matrix_after"])

@@ -87,8 +87,7 @@ def test_fast_dllm_v2(case: Case) -> None:
 
 @each([case for case in cases("caches/fast_dllm_v2_cases.json") if case["batched"]])
 def test_fast_dllm_v2_in_batches(case: Case) -> None:
-    """A released batch stores the open block of all rows again if one row needs it, so that a row
-    may differ."""
+    """A row may differ: a released batch stores all rows' open block again if one needs it."""
     model, decoder, prompts = model_of(case).model, decoder_of(case), enumerate(case["prompt"])
     requests = [Request(str(i), tuple(ids), length(case, ids)) for i, ids in prompts]
     batched = {one.request_id: one.ids for one in decoder.generate_stream(model, requests, 2)}
@@ -116,8 +115,7 @@ def rounds_fed(case: Case, mask: int) -> list[Case]:
 
 
 def rounds_made(generation: Generation, model: Watched, targets: list[Tensor]) -> list[Case]:
-    """Return the same of forwards with several branches; the base, which is draft 1, is the
-    last."""
+    """Return the same of forwards with several branches; the base (draft 1) is the last."""
     left, found, forwards = iter(targets), [], generation.trace.forwards
     for forward, plan, canvas_KL in zip(forwards, model.plans, model.canvases, strict=True):
         if forward.branches > 1:
@@ -128,10 +126,8 @@ def rounds_made(generation: Generation, model: Watched, targets: list[Tensor]) -
 
 
 def steps_of(generation: Generation, model: Watched, prompt_len: int) -> list[int]:
-    """Return the step of every position: of the round that verified it, as the authors count.
-
-    What a forward commits is a draft of the next one; what it verifies was masked before.
-    """
+    """Return the step of every position, that of the round that verified it: what a forward
+    commits is a draft of the next one, and what it verifies was masked before."""
     winners = [forward.winner for forward in generation.trace.forwards]
     shown = [canvas_KL[j].tolist() for canvas_KL, j in zip(model.canvases, winners, strict=True)]
     born, mask = enumerate(generation.born, prompt_len), model.special.mask
@@ -156,8 +152,7 @@ def test_freedave(case: Case) -> None:
         forwards = sum(rows) if params["draft_mode"] == "debug" else len(rows)
         assert len(generation.trace) == case["nfe"] - forwards + len(expected)
         static, _ = replay(case, replace(plain, explore=Greedy()))
-        assert list(static.ids) == case["static_output"]
-        assert len(static.trace) == case["static_nfe"]
+        assert (list(static.ids), len(static.trace)) == (case["static_output"], case["static_nfe"])
         assert (static.ids == generation.ids) == case["equals_static"]
 
 
@@ -221,8 +216,7 @@ class DrawnTokens(Score):
 
 
 def calls_of(generation: Generation, model: Watched, prompt: list[int]) -> tuple[list, list]:
-    """Return the tokens and positions of every forward in the order of WeDLM, masks last, and what
-    it filled."""
+    """Return each forward's tokens and positions in WeDLM's order, masks last; what it filled."""
     calls, filled, mask = [], [], model.special.mask
     canvases = [*canvases_of(model), [*prompt, *generation.ids]]
     for plan, (tokens, after) in zip(model.plans, pairwise(canvases), strict=True):
@@ -243,8 +237,7 @@ def test_wedlm_blocks(case: Case) -> None:
         for ids, places in calls:
             cached = [*prompt, *generation.ids][: min(places)]
             rows.append({"ids": cached + ids, "positions": [*range(min(places)), *places]})
-        assert rows == case["calls"]
-        assert filled == case["steps"]
+        assert (rows, filled) == (case["calls"], case["steps"])
         assert list(generation.ids) == case["output"]
 
 

@@ -105,8 +105,7 @@ class ReplayedDPad(DPadCache):
     def draw(self, state: DecodeState, window: Window) -> Tensor:
         stays_1L = torch.ones(1, state.length, dtype=torch.bool)
         stays_1L[:, window.stop :] = False
-        block = (window.start - state.prompt_len) // self.block
-        stays_1L[:, list(self.stays[block])] = True
+        stays_1L[:, list(self.stays[(window.start - state.prompt_len) // self.block])] = True
         return stays_1L
 
 
@@ -233,20 +232,17 @@ def test_adablock(case: Case) -> None:
 
 @replayed("caches/sparse_dllm_cases.json")
 def test_sparse_dllm(case: Case) -> None:
-    """Positions that the layers keep are recorded for the forward that chooses them, and read by
-    the next one."""
+    """The positions that layers keep are recorded where they are chosen, and read one later."""
     _, model = check(case, decoder_of(case), forwards_of(case))
     sets = [plan.sets for plan in model.plans[1:]]
     kept = [one.read_C.tolist() if one and one.read_C.dim() > 1 else None for one in sets]
     pairs = [pair for pair in zip(case["kept"], kept, strict=False) if all(pair)]
-    assert pairs
-    assert all(theirs == ours for theirs, ours in pairs)
+    assert pairs and all(theirs == ours for theirs, ours in pairs)
 
 
 @replayed("caches/dllm_cache_cases.json")
 def test_dllm_cache(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that layers chose are recorded where similarity decided; the others follow from the
-    intervals."""
+    """Rows are recorded where similarity chose them; the others follow from the intervals."""
     chosen, choose = list[list[int]](), MostChanged.choose
 
     def noted(self: MostChanged, old_SC: Tensor, new_SC: Tensor) -> Tensor:
@@ -284,6 +280,5 @@ def test_a_forward(case: Case) -> None:
     """The recorded logits are raw: each row is ours of the next position."""
     logits_LV = whole_forward(denoiser("dream"), torch.tensor([case["prompt"]], device=DEVICE))[0]
     raw_LV = torch.tensor(case["logits"], device=DEVICE)
-    shifted_LV = torch.cat([raw_LV[:1], raw_LV[:-1]])
-    torch.testing.assert_close(logits_LV, shifted_LV, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits_LV, torch.cat([raw_LV[:1], raw_LV[:-1]]), atol=1e-4, rtol=0)
     assert logits_LV[1:].argmax(-1).tolist() == case["output"][:-1]

@@ -160,8 +160,7 @@ def replay(
 
 
 def numbers_of(case: Case, accepted: Sequence[list[float]]) -> Numbers:
-    """Return numbers of the runs with `multinomials`; `accepted`: the loop's order of each
-    draft."""
+    """Return numbers of runs with `multinomials`; `accepted`: the loop's order of each draft."""
     kinds = [call["kind"] for call in case["calls"] if call["kind"] != "prefill"] + [""]
     verified = [after == "verify" for kind, after in pairwise(kinds) if kind == "draft"]
     tokens, numbers = deque(case["multinomials"]), Numbers(accepting=deque(case["uniforms"]))
@@ -185,8 +184,7 @@ def test_s2d2_sdar(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, numbers = settings_of(case["params"]), numbers_of(case, case["steps"])
     with agreement(case):
         found, ids = replay(case, "s2d2", settings, numbers, monkeypatch)
-        assert found == recorded_calls(case)
-        assert ids == case["output"]
+        assert (found, ids) == (recorded_calls(case), case["output"])
 
 
 @replayed("new2026/s2d2_llada2_cases.json")
@@ -200,8 +198,7 @@ def test_s2d2_llada2(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = numbers_of(case, [step["unmask"] for step in case["steps"]])
     with agreement(case):
         found, ids = replay(case, "s2d2_llada21", settings, numbers, monkeypatch)
-        assert found == recorded_calls(case)
-        assert ids[: len(case["output"])] == case["output"]
+        assert (found, ids[: len(case["output"])]) == (recorded_calls(case), case["output"])
 
 
 def planned_of(case: Case) -> tuple[Numbers, list[Call]]:

@@ -179,14 +179,12 @@ def test_zlab_makes_a_round_after_a_first_token_that_stops(case: Case, checks_fi
     """Their loop looks for stop tokens after a round only; the round is the recorded one."""
     generation, _ = decode(case | {"stop_token_ids": [case["first_token"]]}, checks_first)
     rounds = rounds_of(generation.trace, generation.born)
-    first = [] if checks_first else case["acceptance_lengths"][:1]
-    assert [r.committed for r in rounds] == first
+    assert [r.committed for r in rounds] == ([] if checks_first else case["acceptance_lengths"][:1])
     assert generation.cut["eos"] == 0, "the text is the same"
 
 
 def committed(entry: dict[str, Any], stops: list[int]) -> list[int]:
-    """Return what a recorded round added to the text: nothing after an accepted token that stops
-    it."""
+    """Return what a recorded round added to the text, up to an accepted token that stops it."""
     accepted = (entry.get("proposed") or entry["drafted"])[: entry["n_accepted"]]
     at = next((i for i, token in enumerate(accepted) if token in stops), None)
     return [*accepted, entry["next_token"]] if at is None else accepted[: at + 1]
@@ -264,8 +262,7 @@ def test_drafter_forwards_sharing_one_cache(kind: str) -> None:
         start, (first, last) = entry["start"], entry["new_context_rows"]
         context = Context(ids_L[: start + 1], feature_layers[:, first:last], target(), kv)
         hidden_DH, logits_DV = network.block(context, piece.drafter.config.slots)
-        assert kv is not None
-        assert kv.length == start
+        assert kv is not None and kv.length == start
         name = f"fwd/{start}" if zlab else f"fwd/{kind}/{start}"
         close(hidden_DH, stored[f"{name}/hidden"][0, 1 if zlab else 0 :])
         close(logits_DV, stored[f"{name}/logits_slots1_15" if zlab else f"{name}/base_logits"][0])
@@ -342,8 +339,7 @@ class Told(NoDraft):
         return len(self.proposal)
 
     def propose(self, context: Any, sampler: Any) -> Proposal:
-        logits_DV = self.proposal.probabilities_DV
-        law_DV = None if sampler.greedy else sampler.probabilities(logits_DV)
+        law_DV = None if sampler.greedy else sampler.probabilities(self.proposal.probabilities_DV)
         return replace(self.proposal, probabilities_DV=law_DV)
 
 
@@ -355,17 +351,14 @@ def test_the_verifier(case: dict[str, Any]) -> None:
     target_RV = torch.tensor(case["target_logits"])
     logits_DV = torch.tensor(case["draft_logits"]).reshape(-1, target_RV.shape[1])
     proposal = Proposal(torch.tensor(case["draft_tokens"], dtype=torch.long), logits_DV)
-    first = [0.5] if case["temperature"] else []
-    script = (*first, *case["uniforms"], *[0.5] * 8)
+    script = (*([0.5] if case["temperature"] else []), *case["uniforms"], *[0.5] * 8)
     decoder = Scripted(Told(proposal), temperature=case["temperature"], script=script)
     model = Given(target_RV, case["stop_token_ids"])
     start = 1 if case["stop_token_ids"] == [0] else 0
-    generation = decoder.generate(model, Request("verifier", (start,), 2))
-    ((row, new),) = verified(generation)
+    ((row, new),) = verified(decoder.generate(model, Request("verifier", (start,), 2)))
     stopped = case["terminated_by_stop_token"]  # the reference draws a next token and drops it
     assert new == (case["committed"][:-1] if stopped else case["committed"])
-    assert row.accepted == case["accepted"]
-    assert row.proposed == len(case["draft_tokens"])
+    assert (row.accepted, row.proposed) == (case["accepted"], len(case["draft_tokens"]))
     if case["draft_tokens"]:
         check_distributions(case, proposal, decoder, target_RV)
 
@@ -378,8 +371,7 @@ def check_distributions(case: Case, proposal: Any, decoder: Scripted, target_RV:
     probability_D = Rejection.acceptance_probability(proposal.tokens_D, *laws)
     close(probability_D, torch.tensor(case["accept_prob"]), 1e-6)
     if not case["terminated_by_stop_token"]:
-        count = torch.tensor(sum(case["accept_prefix_mask"]))
-        next_V = Rejection.next_distribution(count, *laws)
+        next_V = Rejection.next_distribution(torch.tensor(sum(case["accept_prefix_mask"])), *laws)
         close(next_V, torch.tensor(case["next_dist"]), 1e-6)
 
 
@@ -432,8 +424,7 @@ def test_a_tree_is_built(case: Case) -> None:
     logits_NV, budget = torch.tensor(case["logits"]), case["budget"]
     with agreement(case):
         tokens_D, parents_D = likeliest_tree(logits_NV, budget)
-        assert tokens_D.tolist() == case["nodes"]
-        assert parents_D.tolist() == case["parents"]
+        assert (tokens_D.tolist(), parents_D.tolist()) == (case["nodes"], case["parents"])
         path_DR = Proposal(tokens_D, parents_D=parents_D).path_DR
         rows = ["".join(str(int(seen)) for seen in row) for row in path_DR]
         assert rows == case["visibility_rows"][1:]
@@ -447,10 +438,8 @@ CONFIGURED = tempfile.TemporaryDirectory()  # removed at exit
 
 
 def checkpoint(case: Case) -> str:
-    """Return the folder of a case's drafter, with the config that the case asks for.
-
-    One case has more slots than its drafter was trained with, which is refused here.
-    """
+    """Return the folder of a case's drafter, with the config that the case asks for. One case has
+    more slots than its drafter was trained with, which is refused here."""
     published = GOLDEN / "new2026" / "ckpt" / case["checkpoint"]
     config = json.loads((published / "config.json").read_text())
     longer = case["block_size"] > config["dflash_config"]["block_size"]
@@ -490,8 +479,7 @@ def test_dflash2(case: Case) -> None:
         if made:
             made[-1] -= max(0, len(generation.ids) - limit)
         assert made == case["acceptance_lengths"]
-        pairs = zip(found, noted, rounds, strict=bool(rounds))
-        for (row, new), ((proposal,), _), entry in pairs:
+        for (row, new), ((proposal,), _), entry in zip(found, noted, rounds, strict=bool(rounds)):
             assert proposal.tokens_D.tolist() == entry["drafted"]
             assert row.cached == entry["anchor_pos"]
             first, last = entry["position_range"]
@@ -524,5 +512,4 @@ def test_dflash2_forwards_sharing_one_cache(name: str) -> None:
         if f"{key}/edge_scores" in stored:
             before_DK = torch.stack([ids_L[start].expand(ids_DK.shape[1]), *ids_DK[:-1]])
             bias_DKK = network.path_biases(before_DK, hidden_DH, ids_DK)
-            scores_DKK = bias_DKK + logits_DV.gather(1, ids_DK)[:, None]
-            close(scores_DKK, stored[f"{key}/edge_scores"])
+            close(bias_DKK + logits_DV.gather(1, ids_DK)[:, None], stored[f"{key}/edge_scores"])

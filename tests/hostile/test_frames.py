@@ -30,9 +30,7 @@ EXACT: list[Any] = [
 @pytest.mark.parametrize("value", EXACT, ids=repr)
 def test_builtin_values_arrive_as_they_are(value: Any) -> None:
     found = decode(encode(value))
-    assert type(found) is type(value)
-    assert found == value
-    assert repr(found) == repr(value)
+    assert type(found) is type(value) and found == value and repr(found) == repr(value)
 
 
 HOLDING = [(Counter("aab"), {"a": 2, "b": 1}), (OrderedDict(x=1), {"x": 1})]
@@ -49,8 +47,7 @@ def test_what_is_no_value_equals_nothing() -> None:
     assert list(decode(encode(iter("ab")))) == list(decode(encode(deque("ab")))) == ["a", "b"]
     assert isinstance(decode(encode(object())), codec.Opaque)
     array = decode(encode(np.eye(2)))
-    assert isinstance(array, codec.Array)
-    assert array.members == [[1, 0], [0, 1]]
+    assert isinstance(array, codec.Array) and array.members == [[1, 0], [0, 1]]
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(codec.UnreadableValueError, match="too deeply"):
@@ -60,7 +57,6 @@ def test_what_is_no_value_equals_nothing() -> None:
 
 
 # --- a fuzz of frames -----------------------------------------------------------------------------
-
 
 SECRET = "what the judged process does not know"
 RULES = ("equal", "same_value", "same_set")
@@ -101,8 +97,7 @@ def random_value(rng: random.Random) -> bytes:
     """Return a tree of tags with random lengths and contents, mostly of the right form."""
     tag, count = bytes([rng.choice(TAGS)]), rng.choice([0, 1, 2, 3, 8, 2**32 - 1])
     if tag in b"ltSzdarqI":
-        few = min(count, 3)
-        return HEAD.pack(tag, count) + b"".join(random_value(rng) for _ in range(few))
+        return HEAD.pack(tag, count) + b"".join(random_value(rng) for _ in range(min(count, 3)))
     return HEAD.pack(tag, count) + rng.randbytes(min(count, 16))
 
 
@@ -144,10 +139,9 @@ def streams(rng: random.Random) -> Iterator[bytes]:
 
 def judged(data: bytes, rule: str) -> tuple[str, str]:
     """(verdict, detail) of the bytes in place of the results of two calls."""
-    cases = [([3], SECRET, 0.0), ([4], SECRET, 0.0)]
     payload = {"rule": rule, "entry_point": "f", "atol": 0.0}
     with sent(data) as source:
-        return check.judge(source, cases, [1.0, 1.0], payload)
+        return check.judge(source, [([3], SECRET, 0.0), ([4], SECRET, 0.0)], [1.0, 1.0], payload)
 
 
 def loaded(data: bytes) -> tuple[str, str]:
@@ -169,8 +163,7 @@ def test_no_frames_pass_and_none_break_the_judge(count: int) -> None:
         assert verdict in ENDINGS, (data, verdict)
         ending, why = loaded(data)
         assert ending in {*ENDINGS, "ended"}, (data, ending)
-        assert type(detail) is type(why) is str
-        assert len(detail) < 300
+        assert type(detail) is type(why) is str and len(detail) < 300
         seen.add(ending)
     assert seen >= {*FAILURES, "ended"}
 

@@ -126,7 +126,6 @@ def test_a_nan_is_found_at_every_depth() -> None:
 
 # --- paths and configuration folders --------------------------------------------------------------
 
-
 LONG = "a" * 300
 TOO_LONG = [f"paths.results={LONG}", f"paths.results={'a/' * 3000}", f"model={LONG}/b"]
 TOO_LONG += [f"model.path={LONG}", f"benchmark=gsm8k paths.data={LONG}"]
@@ -168,8 +167,7 @@ def test_a_tilde_is_the_home_folder_wherever_results_are_named(home, monkeypatch
     assert main(["status"]) == main(["status", "--results", "~/b"]) == 0
     assert main([*SHORT.split(), "paths.results='~/c'"]) == 0
     assert main(["run", "-m", *SHORT.split()[1:], "seed=1", "paths.results='~/c'"]) == 0
-    assert (home / "c" / "runs").is_dir()
-    assert not (home.parent / "~").exists()
+    assert (home / "c" / "runs").is_dir() and not (home.parent / "~").exists()
 
 
 BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(

@@ -70,14 +70,12 @@ DRILL_S = 8.0
 
 def by_inputs(program: str, **changes: Any) -> ProgramOutcome:
     asked = {"reference": REFERENCE, "entry_point": "f", "min_time_s": 1.0, "time_factor": 4.0}
-    examiner = sandbox.compare_calls(STAGES, {**asked, **changes})
-    return sandbox.examine(program, examiner, LIMITS)
+    return sandbox.examine(program, sandbox.compare_calls(STAGES, {**asked, **changes}), LIMITS)
 
 
 def by_statements(program: str) -> ProgramOutcome:
     """Judge a program as HumanEval and MBPP are judged."""
-    tests = code_scorers.Tests(CHECK, REFERENCE, ("f",))
-    return sandbox.examine(program, tests.examiner, LIMITS)
+    return sandbox.examine(program, code_scorers.Tests(CHECK, REFERENCE, ("f",)).examiner, LIMITS)
 
 
 def by_pieces(program: str) -> ProgramOutcome:
@@ -89,8 +87,7 @@ def by_pieces(program: str) -> ProgramOutcome:
 
 def by_output(program: str) -> ProgramOutcome:
     """Judge a program as LiveCodeBench judges those that read standard input."""
-    whole = f"{program}\nprint(f(int(input())))\n"
-    outcome = sandbox.execute(whole, LIMITS, "4\n")
+    outcome = sandbox.execute(f"{program}\nprint(f(int(input())))\n", LIMITS, "4\n")
     right = outcome.verdict == "ended" and livecodebench.same_output(outcome.stdout, "9\n")
     return replace(outcome, verdict="passed") if right else outcome
 
@@ -145,5 +142,4 @@ def test_a_judge_that_breaks_by_itself_gives_no_grade() -> None:
 @pytest.mark.parametrize("name", covering(5, SLOW))
 def test_time_is_bounded_asleep_or_not(name: str, judge: str) -> None:
     outcome = JUDGES[judge](f"{REFERENCE}\n{SLOW[name]}\n")
-    assert outcome.verdict == "timeout"
-    assert outcome.seconds < DRILL_S
+    assert outcome.verdict == "timeout" and outcome.seconds < DRILL_S

@@ -32,15 +32,13 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import LOCK, Store
 from tests.resume import fakes
 
-NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-
 
 def refuse_flock(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     error = OSError(number, os.strerror(number))
     monkeypatch.setattr(locks.fcntl, "flock", Mock(side_effect=error))
 
 
-@pytest.fixture(params=NO_FLOCK, ids=errno.errorcode.get)
+@pytest.fixture(params=(errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS), ids=errno.errorcode.get)
 def no_flock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_flock(monkeypatch, request.param)
 
@@ -53,8 +51,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def owner(**changes: Any) -> str:
-    mine = {"pid": os.getpid(), "host": socket.gethostname()}
-    return json.dumps({**mine, **changes})
+    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), **changes})
 
 
 def test_without_flock_one_process_writes_at_a_time(no_flock: None, tmp_path: Path) -> None:
@@ -170,8 +167,7 @@ def test_a_job_waits_for_the_one_with_fewer_items(local, quick, tmp_path, monkey
     assert main(["run", "-m", words[0], "limit=5"]) == 0
     first.join(60)
     assert f"postponed: process {os.getpid()}" in shown[0]
-    record = store.record(replace(few, limit=5))
-    assert record.columns["id"] == [f"item-{i}" for i in range(5)]
+    assert store.record(replace(few, limit=5)).columns["id"] == [f"item-{i}" for i in range(5)]
     calls = (tmp_path / "calls").read_text().split()[1::2]
     assert {calls.count(f"item-{i}") for i in (2, 3, 4)} == {1}, "warm-ups take the first"
     assert store.record(few) is not None

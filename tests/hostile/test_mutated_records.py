@@ -1,6 +1,5 @@
 """Every value of a run's files replaced by bad ones, under hashes that fit: each reader shows the
-run or names it in a sentence, without a traceback.
-"""
+run or names it in a sentence, without a traceback."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ def forgeries(text: str, turn: int, of: int = TURNS) -> Iterator[tuple[Spot, Any
 
 @pytest.mark.parametrize("turn", covering(3, range(3)))
 def test_pages_and_tables_leave_a_forged_record_out_or_show_it(turn: int, tmp_path: Path) -> None:
-    made = fill(tmp_path)
-    for name, record in made.items():
+    for name, record in fill(tmp_path).items():
         (folder,) = tmp_path.glob(f"runs/*/*/*-{record.spec.short}")
         whole = (folder / RECORD).read_text()
         length: Spot = ("spec", "benchmark", "max_new_tokens")  # costs are estimated from it
@@ -95,8 +93,7 @@ def test_pages_and_tables_leave_a_forged_record_out_or_show_it(turn: int, tmp_pa
         further = [(length, wrong, forged(json.loads(whole), length, wrong))]
         for spot, _, text in [*forgeries(whole, turn, OF_PAGES), *further]:
             (folder / RECORD).write_text(text)
-            lines = make(tmp_path)
-            assert any(line.startswith("written: ") for line in lines), (name, spot)
+            assert any(line.startswith("written: ") for line in make(tmp_path)), (name, spot)
         (folder / RECORD).write_text(whole)
 
 
@@ -145,8 +142,7 @@ def test_a_mutated_record_is_refused_in_a_sentence_or_shown(turn: int, tmp_path:
                 assert str(folder) in str(error), spot
                 continue
             assert record, spot
-            where = f"{spot} = {str(value)[:40]!r}"
-            check(views(record, other, folder, tmp_path / "out"), where)
+            check(views(record, other, folder, tmp_path / "out"), f"{spot} = {str(value)[:40]!r}")
         (folder / RECORD).write_text(whole, encoding="utf-8")
 
 

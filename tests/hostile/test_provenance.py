@@ -72,7 +72,7 @@ def test_the_text_of_changes_is_stored_only_on_request(tmp_path, monkeypatch) ->
         RunConfig({"provenance": {"diff": "all"}})
 
 
-def test_commit_and_local_changes(tmp_path: Path) -> None:
+def test_commit_and_local_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = dict.fromkeys(("commit", "dirty", "diff_sha256", "changed", "diff"))
     assert provenance.code(tmp_path) == nothing, "outside of a repository"
     git(tmp_path, "init -q")
@@ -91,6 +91,8 @@ def test_commit_and_local_changes(tmp_path: Path) -> None:
     assert changed["changed"] == ["dllm_bench/a.py", "dllm_bench/b.py"]
     assert len({str(x["diff_sha256"]) for x in (clean, untracked, changed)}) == 3
     assert provenance.code(package) == nothing, "inside somebody else's repository"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.environment()["commit"] is None, "without git"
 
 
 def test_provenance_is_cheap_and_complete() -> None:
@@ -98,13 +100,7 @@ def test_provenance_is_cheap_and_complete() -> None:
     started = time.process_time()
     facts = provenance.environment()
     assert time.process_time() - started < 0.3
-    assert facts["packages"]["torch"]
-    assert isinstance(facts["packages"]["submitit"], str | None)
+    assert facts["packages"]["torch"] and isinstance(facts["packages"]["submitit"], str | None)
     assert facts["cpu"] and facts["device"] == facts["cpu"]
     assert facts["threads"] == 1 and facts["load"] >= 0
     json.dumps(facts)
-
-
-def test_provenance_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.environment()["commit"] is None

@@ -29,8 +29,6 @@ from tests.served.server import DONE, ReceivedRequest, Reply, Server, event, pie
 from tests.tiers import covering
 
 KEY = "sk-secret-0123456789"
-
-
 GOOD = said("#### 1", new=3, chat=False)
 MIB = b"x" * 2**20
 SHORT_S = 0.3  # time limit of a try, where a case needs it

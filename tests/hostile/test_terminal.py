@@ -49,8 +49,7 @@ def test_show_writes_no_code_of_a_sample(field, tmp_path, capsys) -> None:
 def test_names_in_files_and_folders_are_written_out(tmp_path, command) -> None:
     table = tmp_path / "tables" / f"x{HOSTILE}" / "t.json"
     figure = tmp_path / "figures" / "embedded" / f"y{HOSTILE}" / "f.csv"
-    points = f"kind,y,state\nmeasured,,{HOSTILE[:4]}\n"
-    for path, text in ((table, "{}"), (figure, points)):
+    for path, text in ((table, "{}"), (figure, f"kind,y,state\nmeasured,,{HOSTILE[:4]}\n")):
         path.parent.mkdir(parents=True)
         path.write_text(text, encoding="utf-8")
     listed = command("status")
@@ -67,8 +66,7 @@ def test_names_of_a_run_are_written_out(tmp_path, command) -> None:
     sealed_run.append(command("compare", spec.short, spec.short))
     (store.path(spec) / RECORD).unlink()
     (store.path(spec) / ERROR).write_text(f"failed {HOSTILE}")
-    failed_run = [command("status"), command("show", spec.short)]
-    for text in (*sealed_run, *failed_run):
+    for text in (*sealed_run, command("status"), command("show", spec.short)):
         assert_clean(text)
         assert r"\x1b]0;owned\x07" in text
 

@@ -28,8 +28,6 @@ from tests.unit.models.common import edit, spec, tensors
 NAME = "model.layers.1.mlp.up_proj.weight"
 DEEP = '{"a":' * 100_000
 HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}
-
-
 INDEX, SHARD = "model.safetensors.index.json", "model-00001.safetensors"
 Plant = Callable[[Path], object]
 
