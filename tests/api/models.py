@@ -33,8 +33,7 @@ def transformers_object(name: str) -> Any:
 
 def logits(ids: Tensor) -> Tensor:
     """tiny-llada as a function of ids."""
-    module = loaded("tiny-llada").denoiser.module
-    found: Tensor = module(input_ids=ids, use_cache=False).logits
+    found: Tensor = loaded("tiny-llada").denoiser.module(input_ids=ids, use_cache=False).logits
     return found
 
 

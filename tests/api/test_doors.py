@@ -94,8 +94,7 @@ def test_every_door_gives_the_same_text_tokens_and_forwards(decoder, tmp_path, m
     others.append(by_transformers(model, decoder, request, tmp_path))
     assert run.text.strip() and run.text == ours.text == text
     assert run.ids == ours.sample.ids and len(run.trace["kind"]) == len(ours.trace)
-    for made in others:
-        assert (list(made.ids), len(made.trace)) == (run.ids, len(ours.trace))
+    assert all((list(made.ids), len(made.trace)) == (run.ids, len(ours.trace)) for made in others)
 
 
 def test_a_batch_of_padded_prompts_gives_the_rows_of_single_ones() -> None:
@@ -108,6 +107,5 @@ def test_a_batch_of_padded_prompts_gives_the_rows_of_single_ones() -> None:
     settings = {"max_new_tokens": NEW, "tokenizer": model.text.tokenizer}
     both = generate_with(module, plain, padded, attention_mask=seen, **settings)
     for row, whole in zip(rows, both.tolist(), strict=True):
-        alone = generate_with(module, plain, torch.tensor([row]), **settings)[0].tolist()
-        new = alone[len(row) :]
+        new = generate_with(module, plain, torch.tensor([row]), **settings)[0].tolist()[len(row) :]
         assert whole[width : width + len(new)] == new

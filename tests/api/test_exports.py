@@ -62,8 +62,7 @@ def test_lm_eval_reads_its_form(run: tuple[Path, RunRecord], tmp_path: Path) -> 
     (results,), (samples,) = get_results_filenames(names), get_sample_results_filenames(names)
     found = json.loads(Path(results).read_text())
     table = make_table(found)
-    assert record.score is not None
-    assert "exact_match" in table and f"{record.score.mean:.4f}" in table
+    assert record.score and "exact_match" in table and f"{record.score.mean:.4f}" in table
     assert found["results"]["minigsm"]["tpf/emitted,none"] == record.summary["tpf/emitted"]
     lines = [json.loads(line) for line in Path(samples).read_text().splitlines()]
     assert [line["exact_match"] for line in lines] == record.columns["value"]
@@ -76,10 +75,9 @@ def test_the_hub_reads_its_form(run, tmp_path, capsys) -> None:
     assert exported(run, tmp_path, "hub", "--dataset", "me/minigsm", "--task", "default") == 0
     (file,) = (tmp_path / ".eval_results").iterdir()
     (entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text()))
-    record = run[1]
-    assert record.score is not None
+    score = run[1].score
     assert (entry.dataset_id, entry.task_id) == ("me/minigsm", "default")
-    assert entry.value == pytest.approx(100 * record.score.mean, abs=0.01)
+    assert score and entry.value == pytest.approx(100 * score.mean, abs=0.01)
 
 
 def test_every_eval_ever_has_the_numbers_of_the_run_and_fits_its_schemas(run, tmp_path) -> None:
@@ -124,9 +122,8 @@ def test_the_aup_leaderboard_has_a_curve_of_a_sweep(run, tmp_path, capsys) -> No
     )
     assert exported(run, tmp_path, "aup", slow.spec.short) == 0
     found = yaml.safe_load((tmp_path / "data_dllm_bench.yaml").read_text())
-    points = found["minigsm"]["fast_dllm-tiny-llada"]
     assert list(found) == ["minigsm"] and len(found["minigsm"]) == 1
-    for point, one in zip(points, (slow, fast), strict=True):
+    for point, one in zip(found["minigsm"]["fast_dllm-tiny-llada"], (slow, fast), strict=True):
         assert one.score
         tpf, score = one.summary["tpf/emitted"], 100 * one.score.mean
         assert point == [pytest.approx(tpf, abs=1e-4), pytest.approx(score, abs=0.01)]

@@ -45,8 +45,7 @@ def test_masks_within_a_prompt_are_filled_as_the_loop_fills_between_pinned_token
 @pytest.mark.parametrize("name", ["lopa_dream", "fast_dllm"])
 def test_no_gap_gets_an_end_token_even_where_the_model_would_end_the_text(name: str) -> None:
     model, text = loaded("tiny-llada"), f"{PROMPTS[0]} 3 + 4 = 7. The answer is 7."
-    ids = tuple(model.encode(text))
-    ending = db.decoder(name).generate(model.denoiser, Request("", ids, 8))
+    ending = db.decoder(name).generate(model.denoiser, Request("", tuple(model.encode(text)), 8))
     assert {*ending.ids} & {*model.special.ends}
     (done,) = db.generate(model, text + "<|mask|>" * 8, name)
     assert not {*done.sample.ids} & {*model.special.ends}
@@ -57,8 +56,7 @@ def test_pins_of_the_decoder_are_added_to_the_tokens_of_the_prompt() -> None:
     ids, mask = model.encode(GAPS), model.special.mask
     new = ids[ids.index(mask) :]
     last, token = max(at for at, one in enumerate(new) if one == mask), model.encode(" 7")[-1]
-    chosen = db.decoder("prophet", **{"select.pinned": [[last, token]]})
-    (done,) = db.generate(model, GAPS, chosen)
+    (done,) = db.generate(model, GAPS, db.decoder("prophet", **{"select.pinned": [[last, token]]}))
     given = {last: token, **{at: one for at, one in enumerate(new) if one != mask}}
     assert {at: done.sample.ids[at] for at in given} == given
     assert done.sample.counts["emitted"] == len(new) - len(given) == GAPS.count("<|mask|>") - 1
@@ -91,8 +89,7 @@ def test_an_end_token_of_the_prompt_stops_no_gap_before_it() -> None:
     for stop in ("eos", "filled"):
         chosen = db.decoder("fast_dllm", stop=stop, **{"schedule.block": 4, "schedule.short": True})
         (done,) = db.generate(model, f"{GAPS}{turn_end}\nIs it <|mask|>?", chosen)
-        assert model.special.mask not in done.sample.ids
-        assert done.text.endswith(" apples.")
+        assert model.special.mask not in done.sample.ids and done.text.endswith(" apples.")
 
 
 MASKED = "fast_dllm lopa_dream learn2pd_eotp fast_dllm_prefix".split()
@@ -108,8 +105,7 @@ def test_every_token_is_reported_once_when_it_is_committed(decoder: str) -> None
     ids = {p: i for one in seen for p, i in zip(one.positions, one.ids, strict=True)}
     filled = {p: i for p, i in enumerate(done.sample.ids) if done.sample.born[p] >= 0}
     assert filled.items() <= ids.items()
-    assert len(seen) > 1
-    assert [one.forward for one in seen] == sorted(one.forward for one in seen)
+    assert len(seen) > 1 and [one.forward for one in seen] == sorted(one.forward for one in seen)
     (plain,) = db.generate(*given)
     assert plain.sample.ids == done.sample.ids
     assert list(db.stream(*given)) == seen and next(db.stream(*given)) == seen[0]
@@ -134,8 +130,7 @@ def test_a_completion_has_text_tokens_trace_metrics_and_a_picture() -> None:
     (of_batch, _) = db.generate(loaded("tiny-llada"), prompts, "fast_dllm", 16 * two, batch=two)
     assert of_batch.sample.ids == done.sample.ids and "tps/e2e" not in of_batch.metrics()
     page = done._repr_html_()
-    assert page.count("<span") == len(done.tokens)
-    assert f"in {len(done.trace)} forwards" in page
+    assert page.count("<span") == len(done.tokens) and f"in {len(done.trace)} forwards" in page
 
 
 def test_a_chat_is_one_prompt() -> None:

@@ -146,8 +146,7 @@ def test_a_transformers_object_decodes_like_our_own_and_stays_as_it_was(decoder:
         ours = db.generate(own, PROMPTS, decoder, 32, batch=batch)
         assert [one.sample.ids for one in theirs] == [one.sample.ids for one in ours]
         assert [len(one.trace) for one in theirs] == [len(one.trace) for one in ours]
-    assert flags(module) == before
-    assert torch.equal(module(input_ids=ids).logits, causal)
+    assert flags(module) == before and torch.equal(module(input_ids=ids).logits, causal)
 
 
 def test_nothing_that_was_kept_is_reused_once_an_object_was_trained() -> None:

@@ -142,8 +142,7 @@ def test_a_closed_pipe_to_a_worker_is_no_success(monkeypatch) -> None:
 
 
 def test_an_estimate_names_cost_and_memory_and_runs_nothing(command, tmp_path) -> None:
-    said = command("run --estimate decoder=lopa hardware=cpu limit=10")
-    cost, memory = said.splitlines()
+    cost, memory = command("run --estimate decoder=lopa hardware=cpu limit=10").splitlines()
     assert cost.startswith("cost: about ") and "640 forwards" in cost
     assert "memory: weights 4." in memory and "cpu has" in memory
     assert os.listdir(tmp_path) == []
@@ -198,8 +197,7 @@ def test_status_goes_on_behind_a_table_and_a_figure_that_cannot_be_read(command,
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     said = command("status")
-    assert "No runs" in said
-    assert "`dllm-bench table lopa/table4` writes it again" in said
+    assert "No runs" in said and "`dllm-bench table lopa/table4` writes it again" in said
     assert "table lopa/table5: 3 cells, 1 missing, 2 sealed" in said
     assert "`dllm-bench figure lopa/figure1` draws it again" in said
 

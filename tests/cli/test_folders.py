@@ -41,9 +41,8 @@ def test_the_folder_of_a_lora_adapter_is_the_model_it_adapts(folder: Path, tmp_p
     assert named["model"]["name"] == "d2f-dream-base"
     absent = '{"base_model_name_or_path": "owner/base"}'
     told = f"adapter of 'owner/base', which was not .*model.lora={adapter}"
-    listed = '{"base_model_name_or_path": ["x"]}'
     none = "holds a LoRA adapter.*model=BASE"
-    for text, words in (("{}", none), (listed, none), (absent, told)):
+    for text, words in (("{}", none), ('{"base_model_name_or_path": ["x"]}', none), (absent, told)):
         (adapter / "adapter_config.json").write_text(text)
         with pytest.raises(DllmBenchError, match=words):
             compose([f"model='{adapter}'"])

@@ -53,8 +53,7 @@ for words in json.loads(sys.argv[2]):
 
 def imported(heavy: Sequence[str], commands: list[list[str]], cwd: Path) -> tuple[str, str]:
     """(stdout, stderr) of a process that runs commands and prints, after each, its exit code and
-    which of the heavy modules it was the first to import.
-    """
+    which of the heavy modules it was the first to import."""
     command = [sys.executable, "-c", CODE, ",".join(heavy), json.dumps(commands)]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
     return done.stdout, done.stderr
@@ -131,8 +130,6 @@ JOB = f"""
 import pickle
 pickle.loads({pickle.dumps(PackedJob(b"a pickled run"))!r})
 """
-
-
 RENDERING = "import dllm_bench.tables.render, dllm_bench.tables.plan"
 AT_ONCE = {
     "a table whose runs are all stored": (SEALED, "torch scipy.stats"),

@@ -35,8 +35,6 @@ from tests.site.builders import LOOKAHEADS, lookaheads, revisions
 WORDS = ["<mask>", "four", " and", " two", " is six", "\n", "<end>"]
 LAW = settings(max_examples=25, deadline=None)
 COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
-
-
 EXAMPLE = replace(lookaheads("a"), text="")
 """Ten positions in blocks of four, three forwards: base, forced, second of two lookaheads."""
 
@@ -61,8 +59,7 @@ def samples(draw: st.DrawFn) -> SampleRecord:
     size = draw(st.integers(0, 30))
     ids = draw(st.lists(st.integers(0, 6), min_size=size, max_size=size))
     born = draw(st.lists(st.integers(-1, len(forwards) - 1), min_size=size, max_size=size))
-    reasons = st.sampled_from(["eos", "stop", "length"])
-    cut = draw(st.dictionaries(reasons, st.integers(0, size)))
+    cut = draw(st.dictionaries(st.sampled_from(["eos", "stop", "length"]), st.integers(0, size)))
     return stored_sample(ids, born, Trace(forwards), cut=cut, text="")
 
 
@@ -147,8 +144,7 @@ def test_guidance_runs_every_branch_twice_and_is_no_lookahead() -> None:
 
 @pytest.mark.parametrize("schedule", [{"block": None}, {"block": 4, "absolute": True}, None])
 def test_borders_are_shown_only_where_they_are_known(schedule: dict | None) -> None:
-    assert block_borders(10, {"schedule": schedule}) == []
-    assert block_borders(10, {}) == []
+    assert (block_borders(10, {"schedule": schedule}), block_borders(10, {})) == ([], [])
 
 
 def test_the_picture_reads_without_colours() -> None:
@@ -159,23 +155,19 @@ def test_the_picture_reads_without_colours() -> None:
     assert rows[0] == "0 prefill ■ 20 0 5.0 30% 0:four 4:\\n 5:<end>".split()
     assert rows[1] == "1 denoise ○○■ 8 12 2.5 40% 1:␣and!".split()
     assert rows[2][2] == "○●□" and rows[2][7:9] == ["2:␣two", "3:␣is␣six"]
-    at = lines.index("after forward 1 (40%)")
-    assert lines[at + 1] == "four₀ and₁░░│\\n₀<end>₀░░│░░"
+    assert lines[lines.index("after forward 1 (40%)") + 1] == "four₀ and₁░░│\\n₀<end>₀░░│░░"
 
 
 def test_forced_tokens_among_others_are_counted_not_guessed() -> None:
-    one = replace(EXAMPLE, trace={**EXAMPLE.trace, "forced": [2, 0, 0]})
-    rows = drawn(view_of(one))[6:9]
-    assert rows[0].endswith("0:four 4:\\n 5:<end> (2!)")
-    assert "!" not in rows[1]
+    rows = drawn(view_of(replace(EXAMPLE, trace={**EXAMPLE.trace, "forced": [2, 0, 0]})))[6:9]
+    assert rows[0].endswith("0:four 4:\\n 5:<end> (2!)") and "!" not in rows[1]
 
 
 def test_equal_neighbours_are_written_once() -> None:
     trace = Trace([Forward(ForwardKind.DENOISE, 1, 12, 0)])
     one = stored_sample([1, *[6] * 11], [0] * 12, trace, cut={"eos": 1, "length": 12}, text="")
     lines = drawn(decoding_order(one, lambda ids: WORDS[ids[0]], {}))
-    assert lines[2] == "four₀⟦eos⟧<end>×11₀"
-    assert lines[5].endswith("0:four 1–11:<end>×11")
+    assert lines[2] == "four₀⟦eos⟧<end>×11₀" and lines[5].endswith("0:four 1–11:<end>×11")
 
 
 def test_colours_follow_the_forward_and_what_is_after_the_end_is_dimmed() -> None:
