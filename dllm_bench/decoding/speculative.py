@@ -255,13 +255,12 @@ class SpeculativeDecoder(ComposedDecoder):
 
     def _propose(self, one: _ActiveRequest) -> Proposal:
         """Draft after the committed tokens; the draft is not yet cut."""
-        greedy = replace(one.sampler, temperature=0.0)
-        sampler = one.sampler if self.verify.reads_probabilities else greedy
-        context = Context(one.tokens_L, one.features_1FC, one.model, one.draft_kv, one.clock.mark)
+        sampler = one.sampler
+        if not self.verify.reads_probabilities:
+            sampler = replace(sampler, temperature=0.0)
+        given = (one.tokens_L, one.features_1FC, one.model, one.draft_kv, one.clock.mark)
         host_L, left = one.host_1L[0, : one.committed], one.request.max_new_tokens - len(one.born)
-        context = replace(
-            context, host_L=host_L, left=left, target_kv=one.kv, ahead_DV=one.ahead_DV
-        )
+        context = Context(*given, host_L, left, target_kv=one.kv, ahead_DV=one.ahead_DV)
         proposal = self.draft.propose(context, sampler)
         one.record_draft(proposal)
         return proposal

@@ -59,9 +59,9 @@ class Density(Score):
         density_KW = window.of(density(state, self.sigma))
         if window.rows_M is not None:
             density_KW = density_KW.flatten()[window.rows_M][None]
-        probability_KW, raw_KW = scores.probability_KW * density_KW, scores.confidence_KW
-        product = (scores.ids_KW, probability_KW, raw_KW * density_KW)
-        return Scores(*product, raw_KW, scores.neg_entropy_KW)
+        raw_KW, probability_KW = scores.confidence_KW, scores.probability_KW * density_KW
+        confidence_KW = raw_KW * density_KW
+        return Scores(scores.ids_KW, probability_KW, confidence_KW, raw_KW, scores.neg_entropy_KW)
 
 
 def density(state: DecodeState, sigma: float) -> Tensor:

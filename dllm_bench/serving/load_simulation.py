@@ -165,9 +165,9 @@ def frontier(
             )
         committed, rounds = sum(step.committed for step in steps), seats * len(steps)
         device = committed / sum(step.step_s for step in steps)
-        speeds = (device / seats, device)
-        each = (sum(step.verified for step in steps) / rounds, committed / rounds)
-        points.append(FrontierPoint(system.name, seats, *speeds, *each))
+        user, accepted = device / seats, committed / rounds
+        verified = sum(step.verified for step in steps) / rounds
+        points.append(FrontierPoint(system.name, seats, user, device, verified, accepted))
     return points
 
 
@@ -313,7 +313,7 @@ class StoredDrafts:
         probabilities = (temperatures or Temperatures()).probabilities
 
         def outcome(one: StoredDraft) -> DraftOutcome:
-            return DraftOutcome((*(probabilities(one.logits) or [1.0] * one.tokens),), one.right)
+            return DraftOutcome(tuple(probabilities(one.logits) or [1.0] * one.tokens), one.right)
 
         return [[*map(outcome, text)] for text in self.texts]
 
