@@ -208,7 +208,7 @@ def simulated_on(panel: Panel) -> str:
     if it is not simulated."""
     figure = panel.built.figure
     files = {
-        call.settings["profile"].get(model)
+        call.settings.get("profile", {}).get(model)
         for name, call in figure.calls.items()
         if figure.row(name) == panel.quantity and call.name in SIMULATED
         for model in measured_names(panel.measured)[0]
@@ -235,15 +235,18 @@ def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, values: Iterable[flo
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     places = sorted(set(values))
+    ticks = ax.xaxis if axis == "x" else ax.yaxis
+    has_own = isinstance(ticks.get_major_locator(), FixedLocator)  # a reliability diagram has
+    if not places or has_own:
+        return
     if not log:
-        if places and all(place == int(place) for place in places):
+        if all(place == int(place) for place in places):
             ax.locator_params(axis, integer=True, min_n_ticks=1)
         return
     (ax.set_xscale if axis == "x" else ax.set_yscale)("log" if places[0] > 0 else "symlog", base=2)
     if places[0] > 0:
         room = LOG_ROOM * (places[-1] / places[0]) ** 0.05
         ax.set(**{f"{axis}lim": (places[0] / room, places[-1] * room)})
-    ticks = ax.xaxis if axis == "x" else ax.yaxis
     if len(places) <= FEW_TICKS:
         ticks.set_major_locator(FixedLocator(places))
     ticks.set_minor_locator(NullLocator())

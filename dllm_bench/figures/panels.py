@@ -234,6 +234,9 @@ def bars(ax: Axes, panel: Panel) -> None:
 def heat(ax: Axes, panel: Panel) -> None:
     """Draw a colour at (x, y) for z; points without z are dots on it."""
     grid = panel.placed[panel.placed.z.notna()].pivot_table("z", "y", "place", aggfunc="last")
+    for axis, places in enumerate(grid.axes):
+        if len(places) == 1:  # it gets neighbours, because its cells would have no size
+            grid = grid.reindex([places[0] + step for step in (-1, 0, 1)], axis=axis)
     values = panel.built.placed.z  # of all panels, so that a colour means the same in each
     colours: dict[str, Any] = {"cmap": "viridis", "shading": "nearest", "rasterized": True}
     colours |= {"vmin": values.min(), "vmax": values.max()}
