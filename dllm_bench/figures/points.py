@@ -148,6 +148,10 @@ def with_front(points: DataFrame, front: ParetoFront | None) -> DataFrame:
         return points
     sign = 1 if front.better == "high" else -1
     can_win = points.y.notna() & points.kind.eq(MEASURED) & ~points.series.isin(front.without)
+    if words := [x for x in points.x[can_win] if isinstance(x, str)]:
+        raise DllmBenchError(
+            f"A Pareto front needs numbers on the x axis, which has {words[0]!r}; remove `front`."
+        )
     best = [
         panel.index[i]
         for _, panel in points[can_win].groupby(["panel", "quantity"])

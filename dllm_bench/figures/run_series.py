@@ -21,6 +21,7 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
+from dllm_bench.figures.spec import SeriesSettings
 from dllm_bench.methods.drafting import (
     StepProfile,
     Temperatures,
@@ -52,7 +53,8 @@ class StoredRun:
 
     @cached_property
     def samples(self) -> list[SampleRecord]:
-        """The samples, in the order of the record; DllmBenchError if one is missing."""
+        """The samples, in the order of the record; DllmBenchError if one is missing, or if they
+        have no positions because a server decoded them."""
         stored, ids = read_samples(self.folder), self.record.columns["id"]
         missing = [key for key in ids if key not in stored]
         if missing:
@@ -60,6 +62,8 @@ class StoredRun:
                 f"the run is stored without {len(missing)} of its {len(ids)} samples; to draw "
                 f"them, remove it (`dllm-bench runs rm {self.record.spec.short}`) and make it again"
             )
+        if not all(stored[key].born for key in ids):
+            raise DllmBenchError("the run has no decoding order, which a server does not report")
         return [stored[key] for key in ids]
 
     @cached_property
@@ -150,6 +154,8 @@ def steps_per_block(run: StoredRun, settings: Settings) -> Iterator[Point]:
     """Yield the number of blocks by the number of steps that committed something in them (Learn2PD,
     figure 5)."""
     size = setting_in(run.record.spec.decoder, "schedule.block")
+    if size is None:
+        raise DllmBenchError("the run's decoder has no blocks; draw another run series of it")
     steps_of_blocks = [
         len({step for step in sample.born[start : start + size] if step >= 0})
         for sample in run.samples
@@ -375,7 +381,7 @@ COUNTED.update(dict.fromkeys(SIMULATED, "requests"))
 def served(run: StoredRun, settings_json: str) -> list[simulation.FrontierPoint]:
     """Return the run's system at every number of requests; simulated once for all series that use
     it."""
-    settings = json.loads(settings_json)
+    settings = SeriesSettings(json.loads(settings_json))
     profile = _profile(run.record.spec.model.name, settings["profile"])
     systems = systems_of(drafts_of(run), profile, {"": settings})
     return simulation.frontier(systems, profile, settings["requests"])

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dllm_bench.core.declared import made_from
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PACKAGE, read_yaml
+from dllm_bench.registry import require_known
 from dllm_bench.tables import load
 from dllm_bench.tables.spec import SCORE, PaperTable, parse_number
 
@@ -60,7 +62,7 @@ class ParetoFront:
 class DrawSpec:
     """The specification of a drawing."""
 
-    kind: str
+    kind: Literal["lines", "band", "scatter", "bars", "histogram", "heat", "reliability"]
     """A key of `panels.PANEL_KINDS`."""
     x: XAxis
     """The x axis."""
@@ -78,6 +80,13 @@ class DrawSpec:
     """Quantities with a logarithmic y axis: ours and the paper's are of different magnitude."""
 
 
+class SeriesSettings(dict[str, Any]):
+    """Settings of a run series; to read one that the figure does not give is a DllmBenchError."""
+
+    def __missing__(self, key: str) -> Any:
+        raise DllmBenchError(f"Its run series needs the setting {key!r}; give it under `with`.")
+
+
 @dataclass(frozen=True)
 class SeriesCall:
     """A run series by name, with its settings."""
@@ -91,10 +100,10 @@ class SeriesCall:
     replay_samples: int = 0
     """From how many samples it needs the token replay (`runs/token_replay`)."""
 
-    def settings_for(self, values: Sequence[str]) -> dict[str, Any]:
+    def settings_for(self, values: Sequence[str]) -> SeriesSettings:
         """Return the settings of a cell with these facet values."""
         own = {key: v for value in values for key, v in self.by_value.get(value, {}).items()}
-        return {**self.settings, **own}
+        return SeriesSettings({**self.settings, **own})
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,7 @@ def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
     rest = {key: entry for key, entry in plain.items() if key not in own_keys}
     table = load.parse_table(name, {**rest, **own}, tables_beside(data))
     draw = made_from(DrawSpec, plain["draw"])
+    _check_names(draw, list(facets), list(metrics))
     rows = {name: metric["row"] for name, metric in metrics.items() if "row" in metric}
     drawn = {name: metric["label"] for name, metric in metrics.items() if name != draw.x.metric}
     steps = load.sweep_steps(facets)
@@ -208,6 +218,16 @@ def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
         ),
         stated=tuple(_stated(name, plain.get("stated", {}), data)),
     )
+
+
+def _check_names(draw: DrawSpec, facets: list[str], metrics: list[str]) -> None:
+    """Raise DllmBenchError if a drawing names a facet or metric that the figure lacks."""
+    for facet in filter(None, (draw.panels, draw.x.facet)):
+        require_known("facet", facet, facets)
+    if draw.series:
+        require_known("facet", draw.series, [*facets, "metric"])
+    if draw.x.metric:
+        require_known("metric", draw.x.metric, metrics)
 
 
 def tables_beside(data: Path) -> Path:
