@@ -293,13 +293,14 @@ class PaperTable:
         """Return the parts of an area: the x of the curve's points, then the scores of these points
         and of all other runs of the facet, because the area is weighted by the best score.
         """
-        if not (cell.metric.area and cell.curve):
+        curves = [facet for facet, value in cell.values.items() if value.curve]
+        if not cell.metric.area or len(curves) != 1:
             raise DllmBenchError(
                 f"Table {self.name}: {cell.metric.name} at {cell.keys}: a number is an area where, "
-                "and only where, its value is a curve; correct `area` or `curve`, or hide the "
-                "value."
+                "and only where, one of its values is a curve; correct `area` or `curve`, or hide "
+                "the value."
             )
-        [facet] = [facet for facet, value in cell.values.items() if value.curve]
+        [facet] = curves
         single = replace(cell.metric, name="", area="")
         with_runs = [
             v.name for v in self.facets[facet] if not (v.curve or v.mean_of or v.reported_only)
