@@ -124,20 +124,20 @@ def wilson_of_share(share: float, n: float) -> tuple[float, float]:
     return (middle - width) / (2 * (n + z**2)), (middle + width) / (2 * (n + z**2))
 
 
-def wilson_of_clusters(happened: Sequence[int], of: Sequence[int]) -> tuple[float, float]:
+def wilson_of_clusters(happened: Sequence[float], of: Sequence[float]) -> tuple[float, float]:
     """Return the Wilson interval of sum(happened) / sum(of) when events within a sample are
     correlated.
 
-    happened, of: counts by sample; `of` must not be all 0. The number of events is replaced by the
-    number of independent events that would give the same variance of the ratio over samples, at
-    most the true number (Kish's effective size in Wilson's formula, one of the methods that Franco
-    et al. 2019 compare).
+    happened, of: counts by sample, or their means over repetitions; `of` must not be all 0. The
+    number of events is replaced by the number of independent events that would give the same
+    variance of the ratio over samples, at most the true number (Kish's effective size in Wilson's
+    formula, one of the methods that Franco et al. 2019 compare).
     """
     pairs = [pair for pair in zip(happened, of, strict=True) if pair[1]]
     n, samples = float(sum(of)), len(pairs)
     share = sum(happened) / n
     spread = sum((top - share * bottom) ** 2 for top, bottom in pairs)
-    if samples > 1 and spread > 0:
+    if samples > 1 and spread > 0 and n > 1:
         alone, alike = share * (1 - share) / (n - 1), samples / (samples - 1) * spread / n**2
         n = min(n, n * alone / alike)
     return wilson_of_share(share, n)
@@ -152,9 +152,7 @@ def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
 
     result = stats.bootstrap(
         [np.asarray(values, dtype=float)],
-        lambda drawn, axis: drawn.mean(axis),
-        paired=True,
-        vectorized=True,
+        np.mean,
         n_resamples=RESAMPLES,
         batch=256,
         confidence_level=LEVEL,

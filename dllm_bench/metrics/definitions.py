@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError, unknown_name
-from dllm_bench.metrics import accuracy, drafts
+from dllm_bench.metrics import drafts
 from dllm_bench.metrics.drafts import BINS, DraftRound, Outcomes
 from dllm_bench.metrics.sample_stats import UNREAD, UNREPORTED, UNTIMED, Samples, frame_of
 from dllm_bench.paths import read_yaml
@@ -32,7 +32,6 @@ from dllm_bench.paths import read_yaml
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-Interval = tuple[float, float]
 Column = Callable[["DataFrame"], Any]
 """Function from the samples' frame to a number per sample; missing numbers count as 0."""
 MetricFunction = Callable[["DataFrame"], float | None]
@@ -113,13 +112,6 @@ class MetricDefinition:
         """Whether it is a mean of only the largest samples, which grows with the number of
         items."""
         return isinstance(self.function, Ratio) and self.function.largest is not None
-
-    def bounds(self, samples: Samples) -> Interval | None:
-        """Return Wilson's interval of a share, corrected for correlated events within a sample."""
-        if self.ratio is None:
-            return None
-        happened, of = self.ratio.amounts(frame_of(samples))
-        return accuracy.wilson_of_clusters(happened, of) if any(of) else None
 
     def _missing(self, samples: DataFrame) -> str | None:
         """Return the required column if any sample has no value in it."""

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from dllm_bench.benchmarks.items import item_id_of, repetition_of
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics import definitions
-from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES, is_binary, paired_shares
+from dllm_bench.metrics import accuracy, definitions
+from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import CUT, SCORE, Cell, Query, TableMetric
@@ -83,14 +83,16 @@ def interval(planned: PlannedCell, draws: Any) -> Interval | None:
     if record and metric.is_score and record.score:
         return PERCENT * record.score.low, PERCENT * record.score.high
     definition = definitions.definition(metric.definition) if record else None
-    if record and definition and definition.is_share:
-        once = [repetition_of(key) == 0 for key in record.columns["id"]]
-        return definition.bounds(record.samples[once])  # repetitions of an item hardly differ
+    if record and definition and definition.is_share and definition.ratio:
+        ids, amounts = record.columns["id"], definition.ratio.amounts(record.samples)
+        items, sums = _sums_by(map(item_id_of, ids), amounts)
+        happened, of = sums * len(items) / len(ids)  # repetitions of an item hardly differ
+        return accuracy.wilson_of_clusters(happened, of) if of.any() else None
     if len(draws) == 1:
         return None
     is_difference = metric.is_score and metric.minus
     if is_difference and (scores := paired_scores(*planned.parts)):
-        found = paired_shares(scores)
+        found = accuracy.paired_shares(scores)
         return PERCENT * found.low, PERCENT * found.high
     low, high = ends_of(draws)
     return None if low == high and is_difference else (low, high)
@@ -119,7 +121,7 @@ def paired_scores(ours: PlannedCell, theirs: PlannedCell) -> list[tuple[list[flo
         if not shared or one.spec.benchmark.name != other.spec.benchmark.name:
             return []
         pairs.append(([first[key] for key in shared], [second[key] for key in shared]))
-    return pairs if all(is_binary([*a, *b]) for a, b in pairs) else []
+    return pairs if all(accuracy.is_binary([*a, *b]) for a, b in pairs) else []
 
 
 def number_of(planned: PlannedCell) -> ResampledNumber:
