@@ -195,7 +195,9 @@ def _samples_behind(planned: PlannedCell) -> int:
     record, metric = planned.run.record, planned.cell.metric
     if record and not metric.is_score:
         return definitions.definition(metric.definition).count(record.samples)
-    return sum(len(run.record.columns["id"]) for run in distinct_runs([planned]) if run.record)
+    records = [run.record for run in distinct_runs([planned]) if run.record]
+    counted = "value" if metric.is_score else "id"  # a sample that was not graded has no value
+    return sum(value is not None for record in records for value in record.columns[counted])
 
 
 def why_undefined(planned: PlannedCell) -> str:
