@@ -122,7 +122,7 @@ def latex_prose(text: str) -> str:
 
 def rounded(value: float) -> float | None:
     """Return a number as it is written to json and csv; None if there is none."""
-    return None if isnan(value) else round(value, DIGITS)
+    return None if isnan(value) else round(value, DIGITS) + 0.0  # without the sign of -0.0
 
 
 @lru_cache(maxsize=1)  # several formats show it
