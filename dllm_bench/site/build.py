@@ -308,7 +308,8 @@ def in_order(path: Path) -> list[str | int]:
 
 @cache
 def code_version() -> str:
-    """Return a hash of the code and templates that the pages of runs are built by."""
-    sources = (PACKAGE / "site", "*.py"), (pages.TEMPLATES, "*.html"), (PACKAGE / "metrics", "*.py")
-    files = (file for folder, pattern in sources for file in sorted(folder.glob(pattern)))
+    """Return a hash of the code, definitions, looks and templates that the pages of runs and the
+    plots are made by."""
+    folders = ("site", "site/templates", "metrics", "tables", "figures")
+    files = (file for folder in folders for file in sorted((PACKAGE / folder).glob("*.*")))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
