@@ -116,6 +116,7 @@ def comparison_page(runs: ComparedRuns, with_page: Set[str]) -> str:
     """Return the page of a group of runs. `with_page`: runs that have a page."""
     page = Page(runs.address, runs.title, [("comparisons", "index.html#comparisons")], with_page)
     reference, *others = runs.records
+    others = [one for one in others if one.values.keys() & reference.values.keys()]  # both graded
     compared = [(one, accuracy.compare(one.values, reference.values)) for one in others]
     view = {
         "title": runs.title,
