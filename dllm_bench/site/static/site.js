@@ -409,7 +409,7 @@ function onKey(event) {
   const focused = document.activeElement;
   if (["text", "search"].includes(focused.type) || focused.tagName === "SELECT") return;
   if (focused.tagName === "BUTTON" && event.key === " ") return; // the button reacts itself
-  if (focused.classList.contains("scroll") && /^(Page|Home|End)/.test(event.key)) return;
+  if (focused.matches(".scroll, .text") && /^(Page|Home|End)/.test(event.key)) return;
   event.preventDefault();
   viewer[action]();
 }
@@ -424,7 +424,7 @@ function heading(run, index, sample) {
     ...time, `sample ${index + 1} of ${run.ids.length}`];
   if (facts.forwards) words.splice(1, 0, `TPF ${(facts.emitted / facts.forwards).toFixed(2)}`);
   for (const [name, value] of Object.entries(sample.scores)) {
-    if (value !== null) words.push(`${name} ${value}`);
+    if (value !== null) words.push(`${name} ${Number(value.toFixed(4))}`);
   }
   return [make("div", { class: "heading" }, make("h1", {}, sample.id),
     make("span", { class: `verdict ${sample.verdict}` }, sample.verdict),
@@ -439,13 +439,19 @@ function panel(title, text, absent) {
   return make("section", {}, make("h2", {}, title), body);
 }
 
+function chosen(run) {
+  const number = parseInt(location.hash.slice(1), 10) || 0;
+  return Math.min(Math.max(number, 0), run.ids.length - 1);
+}
+
 async function openSample(run) {
   const place = document.getElementById("viewer");
-  const index = Math.min(Math.max(Number(location.hash.slice(1)) || 0, 0), run.ids.length - 1);
+  const index = chosen(run);
   if (viewer) viewer.stop();
   viewer = null;
   try {
     const pack = await loadPack(Math.floor(index / run.chunk));
+    if (index !== chosen(run)) return; // the reader has gone on to another sample
     const sample = pack.samples[index % run.chunk];
     document.title = `${sample.id} · dllm-bench`;
     document.querySelector("nav [aria-current]").textContent = sample.id;
@@ -461,6 +467,7 @@ async function openSample(run) {
         make("div", { class: "columns" }, ...texts)));
     viewer?.show();
   } catch (error) {
+    if (index !== chosen(run)) return;
     place.replaceChildren(make("p", { role: "alert" }, `${error.message}; make the report again.`));
   }
 }
