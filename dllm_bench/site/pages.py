@@ -44,7 +44,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 FIRST_PAGE = "index.html"
 DOWNLOADS = ("csv", "json", "tex")  # forms of a table that its page offers
 COUNT = "n"  # the column of a figure's csv with the number of samples of a point
-SHOWN_DIGITS = 4  # of a number with a fraction; the csv has all
 SHOWN_POINTS = 1000  # a heat map has many more
 FINDINGS_PAGE = "findings.html"
 SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
@@ -154,14 +153,13 @@ def figure_page(
 
 
 def shown_entry(name: str, text: str | None) -> str:
-    """Return an entry as the page shows it: numbers with a fraction rounded, no n where nothing
-    counts."""
+    """Return an entry as the page shows it: numbers with a fraction rounded (the csv has all
+    digits), no n where nothing counts."""
     if not text or (name == COUNT and text == "0"):
         return ""
     if "." not in text or not is_number(text):
         return text
-    number = float(text)
-    return f"{number:.{SHOWN_DIGITS}g}" if abs(number) < 10**SHOWN_DIGITS else f"{number:.0f}"
+    return significant(float(text))
 
 
 def is_number(text: str | None) -> bool:

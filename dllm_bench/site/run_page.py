@@ -80,7 +80,7 @@ def tiles(record: RunRecord) -> Iterator[Plain]:
 
 def bracketed(ends: tuple[float, float] | None) -> str:
     """Return an interval in brackets; empty if there is none."""
-    return f"[{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""
+    return f"[{significant(ends[0])}, {significant(ends[1])}]" if ends else ""
 
 
 def remarks(record: RunRecord) -> Iterator[tuple[str, str]]:
