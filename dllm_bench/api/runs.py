@@ -517,14 +517,14 @@ def table(name: str, *, profile: str = EMBEDDED, results: str | Path | None = No
 
     profile: "embedded" for the models and tasks that ship, "paper" for the published ones.
     """
-    paper, store = load_table(name), open_store(results)
+    paper, store = load_table(str(name)), open_store(results)
     return Table(build(*planned_table(paper, profile, store), measured_runs(store)))
 
 
 def planned_table(paper: PaperTable, profile: str, store: Store) -> PlannedTable:
     """Plan a table with the named profile."""
     with SettingsCache(store.root.parent, compose) as settings:
-        [planned] = Planner.cached(settings, store).common([paper], load_profile(profile))
+        [planned] = Planner.cached(settings, store).common([paper], load_profile(str(profile)))
     return planned
 
 
@@ -575,7 +575,7 @@ def figure(name: str, *, profile: str = EMBEDDED, results: str | Path | None = N
     # torch and matplotlib take seconds to import
     from dllm_bench.figures import draw, points
 
-    drawn, store = load_figure(name), open_store(results)
+    drawn, store = load_figure(str(name)), open_store(results)
     planned = planned_table(drawn.table, profile, store)
     built = points.build_figure(drawn, planned.profile, planned.cells, store)
     numbers = pd.read_csv(io.StringIO(draw.as_csv(built)))
@@ -594,7 +594,7 @@ def verdicts(
 
     shown, store = matching_names("claim", name), open_store(results)
     with SettingsCache(store.root.parent, compose) as settings:
-        judged = judge_stored(load_profile(profile), Planner.cached(settings, store))
+        judged = judge_stored(load_profile(str(profile)), Planner.cached(settings, store))
     rows = [one.row for one in judged if one.claim.name in shown]
     return pd.DataFrame(rows, columns=list(ROW_HEADS)).set_index(ROW_HEADS[0])
 
