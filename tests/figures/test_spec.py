@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dllm_bench.api import runs as api
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures import style
@@ -71,11 +72,33 @@ def test_positions_are_a_metric_each() -> None:
     assert figure.quantities == {"conditional": "Conditional acceptance"}
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ("kind: lines", "kind: linse", "kind of a DrawSpec is not 'lines' or 'band'"),
+        ("panels: task", "panels: tsak", "no facet 'tsak'; did you mean 'task'"),
+        ("series: number", "series: metrics", "no facet 'metrics'; did you mean 'metric'"),
+        ("{facet: number", "{facet: numbr", "no facet 'numbr'"),
+        ("{facet: number", "{metric: tfp", "no metric 'tfp'"),
+    ],
+)
+def test_a_drawing_of_what_the_figure_lacks_is_refused(right, wrong, words, tmp_path) -> None:
+    text = (SMALL / "figure.yaml").read_text().replace(right, wrong)
+    (tmp_path / "figure.yaml").write_text(text)
+    with pytest.raises((ValueError, DllmBenchError), match=words):
+        read_figure("small/figure", tmp_path / "figure.yaml", SMALL)
+
+
 def test_an_unknown_series_or_look_is_told_which_there_are() -> None:
     with pytest.raises(DllmBenchError, match="reliability"):
         run_series("tea leaves")
     with pytest.raises(DllmBenchError, match="looks.yaml"):
         style.look("nobody's method")
+    for read in (api.table, api.figure):
+        with pytest.raises(DllmBenchError, match=r"There is no \w+ '\[\]'"):
+            read([])
+    with pytest.raises(DllmBenchError, match="There is no profile"):
+        api.table("lopa/table4", profile=[])
 
 
 def series_names(figure: PaperFigure) -> set[str]:

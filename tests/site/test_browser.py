@@ -107,6 +107,18 @@ def test_samples_far_apart_come_from_their_own_scripts(browser, pages) -> None:
     browser.wait("document.querySelector('.heading h1').innerText === 'item-43'")
 
 
+def test_a_script_that_comes_late_does_not_replace_the_sample_chosen_since(browser, pages) -> None:
+    open_sample(browser, pages["lookahead"])
+    browser.value("(load = loadPack, late = {}, window.loadPack = (number) => number === 2"
+                  " ? new Promise((done) => late.come = () => load(2).then(done)) : load(number))"
+                  " && 0")  # fmt: skip
+    for index in (44, 1):
+        browser.value(f"(location.hash = '#{index}') && new Promise((done) => setTimeout(done))")
+    browser.wait("document.querySelector('.heading h1').innerText === 'item-1'")
+    browser.value("late.come().then(() => new Promise((done) => setTimeout(done)))")
+    assert browser.text(".heading h1") == "item-1"
+
+
 def test_keys_step_through_the_filling(browser: Browser, pages: dict[str, str]) -> None:
     open_sample(browser, pages["lookahead"])
     assert shown(browser) == list(range(9))  # the last position stays masked
@@ -156,6 +168,9 @@ def test_buttons_and_slider_do_the_same(browser: Browser, pages: dict[str, str])
     assert shown(browser) == list(range(9))
     browser.click(".forwards tbody tr:nth-child(1) td:nth-child(3)")
     assert shown(browser) == [0, 4, 5]
+    browser.value("document.querySelector('.text').focus()")
+    browser.key("End")
+    assert shown(browser) == [0, 4, 5], "the key scrolls the text"
 
 
 def test_colours_go_by_the_forward_and_nothing_is_coloured_after_the_end(browser, pages) -> None:
@@ -231,10 +246,6 @@ def test_no_page_is_wider_than_a_phone(browser, pages, scheme) -> None:
         assert browser.value("document.documentElement.scrollWidth") <= 360, page
         grounds.add(browser.value("getComputedStyle(document.body).backgroundColor"))
     assert grounds == {"rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 31)"}
-
-
-def test_long_names_in_lists_of_links_wrap_on_a_phone(browser, pages) -> None:
-    browser.size(360, 740)
     browser.open(f"{pages['site']}/index.html")
     assert each(browser, ".links", "(e.innerHTML = `<li><a href='#'>${'word+'.repeat(30)}</a>`)")
     assert browser.value("document.documentElement.scrollWidth") <= 360

@@ -30,6 +30,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.figures.trade_off import front_of
 from dllm_bench.metrics import accuracy
 from dllm_bench.site import build as site_module
+from dllm_bench.site import compare_page
 from dllm_bench.site import pages as site_pages
 from dllm_bench.site import run_page as site_samples
 from dllm_bench.site import texts as site_texts
@@ -161,9 +162,10 @@ def test_points_of_a_figure_lead_to_runs_that_have_a_page(site, records) -> None
 
 
 def test_entries_of_points_are_rounded() -> None:
-    texts = "y=93.833333 y=12345.678 y=0.000123 x=64.0 x=a.b n=420 n=0 y=0"
+    texts = "y=93.833333 y=9999.96 y=0.000123 x=64.0 x=a.b n=420 n=0 y=0"
     shown = [shown_entry(*text.split("=")) for text in texts.split()]
-    assert shown == ["93.83", "12346", "0.000123", "64", "a.b", "420", "", "0"]
+    assert site_samples.bracketed((123456.7, 0.5)) == "[123457, 0.5]"
+    assert shown == ["93.83", "10000", "0.000123", "64", "a.b", "420", "", "0"]
 
 
 def test_columns_without_an_entry_among_the_points_shown_are_left_out() -> None:
@@ -264,6 +266,19 @@ def test_the_comparison_is_the_paired_one(site: Path, records: dict[str, RunReco
     assert f"|{100 * found.value:+.1f}|" in text
     assert f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]" in text
     assert "|reference|" in text and "|yes|" in text
+    ungraded = replace(other, columns={**other.columns, "value": [None] * len(other.values)})
+    alone = compare_page.comparison_page(compare_page.ComparedRuns([reference, ungraded]), set())
+    assert alone.count("<tr>") == 2, "a head and the reference; it shares no graded sample"
+
+
+def test_a_changed_definition_or_look_makes_pages_and_plots_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(site_module, "PACKAGE", tmp_path)
+    versions = {site_module.code_version.__wrapped__()}
+    for name in ("metrics/definitions.yaml", "figures/looks.yaml", "tables/derive.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(name)
+        versions.add(site_module.code_version.__wrapped__())
+    assert len(versions) == 4
 
 
 class Quiz:

@@ -20,8 +20,14 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
 from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import load_table, parse_table
-from dllm_bench.tables.plan import PlannedCell, PlannedRun, Planner, distinct_runs
-from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
+from dllm_bench.tables.plan import (
+    PlannedCell,
+    PlannedRun,
+    Planner,
+    cells_with_runs,
+    distinct_runs,
+)
+from dllm_bench.tables.spec import PaperTable, Profile, Query
 from tests.sample_stats import record_of as record_of_samples
 from tests.sample_stats import sample, stored_sample
 
@@ -129,19 +135,10 @@ def start(store: Store, spec: RunSpec, done: int, total: int, error: str = "") -
             (run.folder / ERROR).write_text(error + "\n", encoding="utf-8")
 
 
-def run_cells(table: PaperTable) -> list[Cell]:
-    """Return the cells that have runs of their own, hidden ones included."""
-
-    def below(cell: Cell) -> list[Cell]:
-        return [leaf for part in table.parts(cell) for leaf in below(part)] or [cell]
-
-    return [leaf for cell in table.cells() if not cell.reported_only for leaf in below(cell)]
-
-
 @cache
 def queries_of(name: str) -> dict[Query, str | None]:
     """Return the runs that a table of the package asks for, each with its benchmark."""
-    return {cell.run: cell.keys.get("benchmark") for cell in run_cells(load_table(name))}
+    return {cell.run: cell.keys.get("benchmark") for cell in cells_with_runs(load_table(name))}
 
 
 def planned_small(

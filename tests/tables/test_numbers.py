@@ -18,7 +18,13 @@ from dllm_bench.store.store import Store
 from dllm_bench.tables.derive import measure, measure_run, number_of, paired_scores
 from dllm_bench.tables.frame import BuiltTable, CellVerdict, Row, build
 from dllm_bench.tables.load import parse_table
-from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, combined_run
+from dllm_bench.tables.plan import (
+    CellState,
+    PlannedCell,
+    PlannedRun,
+    cells_with_runs,
+    combined_run,
+)
 from dllm_bench.tables.render import footer, measured_text
 from dllm_bench.tables.spec import Cell, TableMetric
 from tests.sample_stats import record_of as record_of_samples
@@ -32,7 +38,6 @@ from tests.tables.builders import (
     derived,
     planned_small,
     record_of,
-    run_cells,
     seal,
     small_table,
     spec_at,
@@ -97,7 +102,7 @@ def test_a_wrong_yaml_is_a_sentence(metric: dict, rule: dict, words: str) -> Non
     plain["metrics"]["delta"] |= metric
     plain["rules"] += [rule] if rule else []
     with pytest.raises(DllmBenchError, match=words):
-        run_cells(parse_table("small/derived", plain, HERE / "small"))
+        list(cells_with_runs(parse_table("small/derived", plain, HERE / "small")))
 
 
 def test_an_average_shows_the_setting_that_its_parts_share(tmp_path) -> None:
@@ -153,6 +158,9 @@ def test_what_is_not_comparable_has_no_interval_and_a_ratio_to_zero_no_value() -
     other_items = row(with_parts(replace(SCORE, minus={"decoder": "x"}), few, many))
     assert other_items.value == pytest.approx(100 * (10 / 30 - 10 / 40))
     ratio = replace(SCORE, over={"decoder": "x"})
+    ungraded = replace(record("quiz", 9), score=None)
+    ungraded.columns["value"][:2] = [None, None]
+    assert (row(many).n, row(planned_with(ungraded, SCORE)).n) == (40, 38)
     itself, to_zero = (row(with_parts(ratio, many, other)) for other in (many, none))
     assert itself.value == 1.0 and isnan(other_items.low) and isnan(itself.low)
     assert isnan(to_zero.value) and to_zero.status == "undefined"
@@ -290,6 +298,9 @@ def test_repetitions_of_an_equal_text_prove_no_more_than_one() -> None:
     equal = [sample(baseline_s=1.0, baseline_equal=i % 3 > 0) for i in range(ITEMS)]
     once, repeated = record_of_samples(equal), record_of_samples(equal * PASSES, ids)
     assert measure_run("equal/baseline", repeated) == measure_run("equal/baseline", once)
+    sampled = [replace(one, baseline_equal=k > 0) for k in range(PASSES) for one in equal]
+    value, (low, high) = measure_run("equal/baseline", record_of_samples(sampled, ids))
+    assert low < value == 0.8 < high, "all passes are in the number and in its interval"
 
 
 def ratio(ours: RunRecord, theirs: RunRecord) -> PlannedCell:

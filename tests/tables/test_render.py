@@ -102,6 +102,7 @@ def test_the_listing_of_tables_counts_every_cell_and_says_why_some_are_empty(tmp
 
 def test_a_number_rounded_to_zero_has_no_sign_and_short_times_have_digits() -> None:
     assert [number(-0.04, "%"), number(-0.06, "%"), number(0.0112, "s")] == ["0.0", "-0.1", "0.011"]
+    assert str(rendering.rounded(-0.00001)) == "0.0"
     _, delta, *_ = built("derived").cells.itertuples()
     near = (delta._replace(value=value) for value in (0.04, 0.06))
     assert list(map(rendering.measured_text, near)) == ["0.0", "+0.1"]

@@ -1,12 +1,18 @@
-"""Metrics by name, against numbers worked out by hand."""
+"""Metrics by name and the counts they are of, against numbers worked out by hand; calibration of a
+drafter's confidences.
+"""
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.metrics import drafts
 from dllm_bench.metrics.accuracy import wilson
@@ -18,8 +24,14 @@ from dllm_bench.metrics.definitions import (
     measure,
     measure_all,
 )
-from dllm_bench.metrics.drafts import DraftRound
-from dllm_bench.metrics.sample_stats import SampleStats
+from dllm_bench.metrics.drafts import DraftRound, ObservedDraft, Outcomes
+from dllm_bench.metrics.sample_stats import (
+    SampleStats,
+    count_sample,
+    frame_of,
+    from_columns,
+    idle_forwards,
+)
 from tests.sample_stats import drafted, interval, sample
 
 A = SampleStats(
@@ -174,3 +186,222 @@ def test_a_tree_reaches_as_far_as_its_longest_path() -> None:
     assert measure("acceptance/verified", [drafted(found)]) == (5 + 3) / 2
     shares = [measure(f"acceptance/survival@{k}", [drafted(found)]) for k in (1, 2, 3, 4)]
     assert shares == [1.0, 0.5, 0.0, None]
+
+
+def test_counting_a_generation() -> None:
+    special = SpecialTokens(mask=0, eos=1, pad=2, eot=3)
+    ids = (50, 51, 0, 52, 3, 60, 1, 2, 0, 61)
+    born = (0, 0, -1, 1, 1, 1, 2, 2, -1, 2)
+    forwards = [
+        Forward(ForwardKind.PREFILL, 1, 20, 0, ms=1.0),
+        Forward(ForwardKind.DENOISE, 4, 10, 8, ms=1.0, winner=2, forced=2, rows=7.5, replayed=True),
+        Forward(ForwardKind.DENOISE, 3, 10, 8, ms=1.0, forced=1, read_bytes=64, kept_bytes=16),
+    ]
+    forwards += [Forward(kind, 1, 8, 0, ms=1.0) for kind in (ForwardKind.DRAFT, ForwardKind.HEAD)]
+    forwards[1] = replace(forwards[1], recorded=True, moved=True)
+    forwards[2] = replace(forwards[2], moved=True)
+    generation = Generation("r", ids, born, {"eos": 4, "length": 10}, Trace(forwards))
+    positions = {"allocated": 10, "committed": 8, "content": 5, "first_tokens": 2, "emitted": 3}
+    work = {"forwards": 3, "rows": 20 + 4 * 7.5 + 30, "cache_read": 64, "cache_kept": 16}
+    marks = {"forced": 3, "replayed": 1, "recorded": 1, "moved": 2}
+    none = {"remasked": 0, "idle": 0, "idle_dinfer": 0}
+    assert count_sample(generation, special) == positions | work | marks | none
+
+
+Forwards = list[tuple[ForwardKind, int]]
+"""Kind of each forward of a block, and the positions it committed."""
+
+
+def generation_of(*blocks: Forwards) -> Generation:
+    forwards, born = [], []
+    for block in blocks:
+        masks = sum(commits for _, commits in block)
+        for kind, commits in block:
+            born += [len(forwards)] * commits
+            forwards.append(Forward(kind, 1, 8, 0, masks=masks))
+            masks -= commits
+    return Generation("r", (5,) * len(born), tuple(born), {}, Trace(forwards))
+
+
+DENOISE, PREFILL, REFRESH = ForwardKind.DENOISE, ForwardKind.PREFILL, ForwardKind.REFRESH
+DINFER = {"unroll": 4, "tokens_per_forward": 8}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "idle", "unrolled"),
+    [
+        ([[(DENOISE, 8)]], 0, 0),  # 8 masks // 8 = 1 round
+        ([[(DENOISE, 30), (DENOISE, 2)]], 0, 2),  # 32 // 8 = 4 rounds at once
+        ([[(DENOISE, 8), (DENOISE, 8), (DENOISE, 24)]], 0, 1),  # 4 rounds, not 5
+        ([[(PREFILL, 16)]], 1, 2),  # two rounds of window after a renewal that filled it
+        ([[(PREFILL, 4), (DENOISE, 4)], [(REFRESH, 8)]], 1, 1),
+        ([[(PREFILL, 4), (REFRESH, 4), (REFRESH, 4)]], 1, 1),
+    ],
+)
+def test_idle_forwards(blocks, idle, unrolled) -> None:
+    generation = generation_of(*blocks)
+    assert (idle_forwards(generation), idle_forwards(generation, **DINFER)) == (idle, unrolled)
+
+
+@pytest.mark.parametrize(
+    ("every", "blocks", "idle"),
+    [
+        (2, [[(REFRESH, 8)], [(REFRESH, 8), (DENOISE, 8)]], 3),  # round 0; rounds 1 and 2
+        (2, [[(REFRESH, 24)], [(REFRESH, 8), (DENOISE, 16)]], 7),  # rounds 0 to 2; 3 to 5
+        (3, [[(REFRESH, 24)], [(REFRESH, 32)]], 8),  # rounds 0 to 2; 3 to 6
+        (3, [[(REFRESH, 16)], [(REFRESH, 32), (DENOISE, 1)]], 6),  # rounds 0 and 1; 2 to 5
+    ],
+)
+def test_idle_rounds_that_renew_the_cache_count_twice(every, blocks, idle) -> None:
+    """Counted in dInfer's loop; the first round of a block renews the cache anyway."""
+    assert idle_forwards(replace(generation_of(*blocks), renewal_rounds=every), **DINFER) == idle
+
+
+def test_a_block_left_with_masks_has_no_idle_forwards() -> None:
+    whole = generation_of([(PREFILL, 8), (DENOISE, 24)])
+    assert idle_forwards(replace(whole, trace=Trace(whole.trace.forwards[:1])), **DINFER) == 0
+
+
+PLAIN = sample()
+DRAFTED = drafted([(3, 2, 3)], survival=[[0.5, 1.0, -1.0]], right=[2], draft_s=0.1, baseline_s=2.0)
+
+
+def stored(*samples: SampleStats) -> dict[str, list]:
+    return {name: [getattr(one, name) for one in samples] for name in SampleStats.columns()}
+
+
+def test_columns_and_back() -> None:
+    assert from_columns({**stored(PLAIN, DRAFTED), "id": ["a", "b"]}).equals(
+        frame_of([PLAIN, DRAFTED])
+    )
+    without = {name: values for name, values in stored(PLAIN, DRAFTED).items() if name != "rows"}
+    with pytest.raises(DllmBenchError, match="no column rows"):
+        from_columns(without)
+
+
+def test_a_number_whose_facts_are_absent_is_none() -> None:
+    later = {"rounds", "survival", "right", "baseline_s", "baseline_equal", "idle", "idle_dinfer"}
+    older = {name: values for name, values in stored(PLAIN, DRAFTED).items() if name not in later}
+    names = [name for name, one in DEFINITIONS.items() if one.requires in later]
+    assert len(names) >= 14
+    for facts in (
+        from_columns(older),
+        [PLAIN, DRAFTED],
+    ):  # a column that is not there, a sample without
+        for name in (*names, "acceptance/conditional@1", "calibration/ece@1"):
+            assert measure(name, facts) is None, name
+        assert measure("tpf/emitted", facts) is not None
+
+
+TEXT = (50, 51, 52, 53, 54, 55, 56, 57, 58, 59)
+
+
+def test_facts_of_drafts() -> None:
+    """A round cut to two tokens, whose third would have been right too; a whole one; and one that
+    an accepted end token cuts."""
+    rows, survival = [Forward(ForwardKind.PREFILL, 1, 5, 0, ms=1.0)], (0.0, 0.5, 1.0, 1.5)
+    made = ((51, 52, 53, 99), 2, 2), ((54, 55, 99, 57), 4, 2), ((57, 58, 59, 60), 4, 3)
+    for tokens, proposed, accepted in made:
+        rows.append(Forward(ForwardKind.DRAFT, 1, 8, 0, ms=2.0))
+        rows.append(Forward(ForwardKind.HEAD, 1, 0, 0, ms=3.0, calls=len(tokens)))
+        counts: Any = {"proposed": proposed, "accepted": accepted, "drafted": tokens}
+        verified = Forward(ForwardKind.VERIFY, 1, proposed + 1, 5, 4.0, survival=survival, **counts)
+        rows.append(verified)
+    found = drafts.speculative_columns(Trace(rows), (0, 3, 3, 3, 6, 6, 6, 9, 9, 9), TEXT)
+    times = {"prefill_s": 0.001, "draft_s": 0.006, "head_s": 0.009, "verify_s": 0.012}
+    wanted = {"rounds": [[2, 2, 3], [4, 2, 3], [3, 3, 3]], "right": [3, 2, 3], **times}
+    assert found == {**wanted, "survival": [[*survival]] * 3}
+
+
+def test_drafts_of_a_masked_model_are_rounds_too() -> None:
+    """The first forward of a block verifies nothing; the last one fills the block."""
+    rows = [
+        Forward(ForwardKind.PREFILL, 1, 8, 0, ms=1.0, masks=4),
+        Forward(ForwardKind.DENOISE, 3, 4, 4, ms=2.0, masks=3, winner=2, proposed=2),
+        Forward(ForwardKind.DENOISE, 3, 4, 4, ms=3.0, masks=2, winner=1, proposed=2, accepted=2),
+    ]
+    found = drafts.speculative_columns(Trace(rows), (0, 1, 2, 2), TEXT[:4])
+    assert found == {"rounds": [[2, 0, 1], [2, 2, 2]], "verify_s": 0.005}
+
+
+def test_facts_that_a_trace_does_not_have() -> None:
+    older = [
+        Forward(ForwardKind.PREFILL, 1, 5, 0),
+        Forward(ForwardKind.VERIFY, 1, 4, 5, proposed=3, accepted=2),
+    ]
+    assert drafts.speculative_columns(Trace(older), (0, 1, 1, 1), TEXT) == {"rounds": [[3, 2, 3]]}
+    at_once = drafts.speculative_columns(Trace(older[:1]), (0,), TEXT)
+    assert at_once["rounds"] == at_once["right"] == [], "the prefill's token was the end"
+    for kind in (ForwardKind.DENOISE, ForwardKind.PREFILL):
+        row = Forward(kind, 1, 8, 0, masks=4)
+        assert drafts.speculative_columns(Trace([row]), (0,), TEXT) == {}
+    assert drafts.speculative_columns(Trace(), (), ()) == {}
+
+
+def simulated(count: int, stretch: float, seed: int = 0, length: int = 4) -> list[ObservedDraft]:
+    """Rounds whose logits are `stretch` times those the outcomes were drawn from."""
+    rng, found = random.Random(seed), []
+    for _ in range(count):
+        logits = [rng.gauss(1.0, 1.5) for _ in range(length)]
+        alive = [rng.random() < 1 / (1 + math.exp(-z)) for z in logits]
+        accepted = next((k for k, lives in enumerate(alive) if not lives), length)
+        found.append(ObservedDraft(tuple(stretch * z for z in logits), accepted))
+    return found
+
+
+def test_products_of_confidences() -> None:
+    assert drafts.survival_probabilities([0.0, 0.0, 0.0]) == [0.5, 0.25, 0.125]
+    first, second = (1 / (1 + math.exp(-z)) for z in (1, 2))
+    hot = drafts.survival_probabilities([2.0, 2.0], [2.0])
+    assert hot == pytest.approx([first, first * second])
+    assert drafts.survival_probabilities([-800.0, 800.0]) == pytest.approx([0.0, 0.0])
+    assert drafts.survival_probabilities([0.0], [1.0, 7.0]) == [0.5]
+
+
+def test_a_position_is_measured_where_it_was_verified_and_certainty_has_no_auroc() -> None:
+    verified = (((1.0, 1.0), 2), ((1.0,), 1), ((), 0), ((0.0, 0.0), 1))
+    first, second = drafts.outcomes_by_position([ObservedDraft(*one) for one in verified])
+    assert (first.happened, second.happened) == ((True, True, True), (True, False))
+    assert drafts.outcomes_by_position([]) == []
+    assert drafts.auroc(Outcomes((0.1, 0.9), (True, True))) is None
+
+
+def test_each_temperature_is_the_best_given_those_before() -> None:
+    rounds = simulated(300, 2.0, seed=3)
+    fitted = drafts.fit_temperatures(rounds)
+    for k in range(len(fitted)):
+        errors = {
+            t: drafts.ece(drafts.outcomes_by_position(rounds, (*fitted[:k], t))[k])
+            for t in drafts.GRID
+        }
+        assert errors[fitted[k]] == pytest.approx(min(errors.values()))
+    assert 1.0 in drafts.GRID
+
+
+def run_of(rounds: list[ObservedDraft]) -> list[SampleStats]:
+    """Return samples of ten rounds each, of whose proposals two tokens were not verified."""
+    samples = []
+    for first in range(0, len(rounds), 10):
+        own = rounds[first : first + 10]
+        made = [(len(r.logits), r.accepted, r.accepted + 1) for r in own]
+        samples.append(drafted(made, survival=[[*r.logits, 9.0, 9.0] for r in own]))
+    return samples
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_numbers_of_a_position_by_name(k: int) -> None:
+    first, second = simulated(400, 4.0, seed=4), simulated(400, 3.0, seed=5)
+    samples = run_of([*first, *second])
+    for covered, rounds, temperatures in (
+        ("", [*first, *second], ()),
+        ("_unscaled", second, ()),
+        ("_scaled", second, drafts.fit_temperatures(first)),
+    ):
+        outcomes = drafts.outcomes_by_position(rounds, temperatures)[k - 1]
+        for wanted in (drafts.ece, drafts.auroc, drafts.brier):
+            name = f"calibration/{wanted.__name__}{covered}@{k}"
+            assert measure(name, samples) == pytest.approx(wanted(outcomes)), name
+    assert measure("calibration/ece@5", samples) is None, "drafted and never verified"
+    (one,) = run_of(simulated(10, 1.0))
+    assert measure("calibration/ece_unscaled@1", [one]) is not None
+    assert measure("calibration/ece_scaled@1", [one]) is None, "nothing is left to measure"
