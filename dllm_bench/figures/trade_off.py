@@ -71,12 +71,9 @@ def points_of(known: Sequence[KnownRun]) -> DataFrame:
 
 def image(points: DataFrame, title: str, speed: str, form: str) -> bytes:
     """Return the plot as a file ("png" or "svg"); `speed` is the metric of the x axis."""
-    import matplotlib
-
     metric = definition(speed)
     with style.applied(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name: drawn as a box
-        matplotlib.rcParams["text.parse_math"] = False  # a $ in a name is a $
         figure = style.empty_figure(*INCHES)
         ax = figure.subplots()
         draw(ax, points)

@@ -329,9 +329,10 @@ def test_the_caption_says_how_many_samples_are_behind_a_point() -> None:
 
 
 def test_a_figure_without_any_number_is_one_panel_that_says_why() -> None:
-    (ax,) = drawn(figure_of(*(point(panel=p, y=None, reason=WHY) for p in ("quiz", "code")))).axes
+    why = "no file $A_$"
+    (ax,) = drawn(figure_of(*(point(panel=p, y=None, reason=why) for p in ("quiz", "code")))).axes
     assert not ax.axison
-    assert [text.get_text() for text in ax.texts] == [f"no measured point:\n{WHY}"]
+    assert [text.get_text() for text in ax.texts] == [f"no measured point:\n{why}"]
     assert ax.get_title() == ""
 
 
