@@ -44,6 +44,7 @@ DIGITS = 4  # after the decimal point; more would be noise
 FORMS = ("md", "html", "tex", "csv", "json")
 MARKDOWN = re.compile(r"[\\`*_\[\]|]")
 CODE = re.compile("`([^`]*)`")
+REORDERING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 LATEX = read_yaml(TEMPLATES / "latex.yaml")
 WORDS = read_yaml(TEMPLATES / "words.yaml")
 MIN_CHECKED = 3  # errors of fewer estimates are not meaningful
@@ -75,7 +76,8 @@ def render(built: BuiltTable) -> dict[str, str]:
 @cache
 def environment(*more: Path) -> Environment:
     """Return the templates in `templates/` and in further folders. html is escaped (autoescape),
-    and a misspelt name in a template is an error, not an empty text.
+    characters that reorder the text after them are written out, and a misspelt name in a template
+    is an error, not an empty text.
     """
     found = Environment(
         loader=FileSystemLoader([*more, TEMPLATES]),
@@ -84,11 +86,19 @@ def environment(*more: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_in_order,
     )
     found.filters.update(md=markdown, prose=prose, tex=latex, tex_prose=latex_prose)
     found.filters.update(short_hash=short_hash, call=lambda one, function: function(one))
     found.globals["show"] = globals()  # the functions of this module
     return found
+
+
+def _in_order(value: Any) -> Any:
+    if not isinstance(value, str) or not REORDERING.search(value):
+        return value
+    text = REORDERING.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+    return Markup(text) if isinstance(value, Markup) else text
 
 
 def markdown(plain: str) -> str:

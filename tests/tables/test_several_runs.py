@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dllm_bench.claims.spec import Claim
@@ -321,6 +321,7 @@ scores = st.floats(1, 100)
 points_of = st.lists(st.tuples(st.floats(1, 20), scores), min_size=1, max_size=8)
 
 
+@settings(deadline=None)
 @given(points_of, st.randoms())
 def test_the_order_of_points_says_nothing(points: Points, random) -> None:
     assume(len({x for x, _ in points}) == len(points))
@@ -328,6 +329,7 @@ def test_the_order_of_points_says_nothing(points: Points, random) -> None:
     assert aup(shuffled, 100.0, drop=100) == pytest.approx(aup(points, 100.0, drop=100))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(scores, scores), min_size=1, max_size=5))
 def test_an_area_of_arrays_is_the_area_of_each(draws: list[tuple[float, float]]) -> None:
     ys = np.array(draws).T
@@ -337,6 +339,7 @@ def test_an_area_of_arrays_is_the_area_of_each(draws: list[tuple[float, float]])
         assert found[k] == pytest.approx(one)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=10))
 def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
     front = pareto_front(points)
