@@ -16,13 +16,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from dllm_bench.api.compose import compose
-from dllm_bench.claims.findings import Findings, markdown, prose, statements
+from dllm_bench.claims.findings import Findings, markdown, prose, statements, tables_of
 from dllm_bench.claims.verdict import Judgement, judge_stored
 from dllm_bench.paths import assets_dir, conf_dir, options
 from dllm_bench.registry import TARGET, find, name_of
@@ -177,8 +178,7 @@ def stored_findings(planner: Planner, judgements: Sequence[Judgement]) -> Findin
     """Return the findings, from the committed records and what they say about the claims."""
     profile, tables = load_profile(EMBEDDED), {}
     texts = (*prose()["practice"], *prose()["unmeasured"])
-    quoted = (number["table"] for one in texts for number in one["numbers"].values())
-    for name in dict.fromkeys(quoted):
+    for name in dict.fromkeys(chain(*map(tables_of, texts))):
         [planned] = planner.common([load_table(name)], profile)
         tables[name] = build(*planned)
     return Findings(judgements, tables, " --results results/reference")

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from string import Formatter
 from typing import Any
 
-from dllm_bench.claims.verdict import COMMAND, TESTED, ClaimVerdict, Judgement, counts_text
+from dllm_bench.claims.verdict import TESTED, ClaimVerdict, Judgement, counts_text
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
@@ -27,18 +28,27 @@ PROSE = Path(__file__).with_name("findings.yaml")
 HISTORY = Path(__file__).with_name("history.yaml")
 SUPPORT = {str(ClaimVerdict.CONFIRMED), str(ClaimVerdict.DIRECTION_ONLY)}
 AGAINST = str(ClaimVerdict.CONTRADICTED)
+PARTS = Formatter().parse  # of a text with names in braces
+Place = dict[str, str]  # of a cell: its table, metric and facets
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A titled text; its numbers are linked to the table they come from."""
+    """A titled text, single points, and a small table; numbers in the texts are linked to the table
+    they come from."""
 
     title: str
     """The heading."""
     text: str
     """The text, with the names of `numbers` in braces."""
+    points: Sequence[str]
+    """Texts like it, shown as a list."""
     numbers: Mapping[str, tuple[str, str]]
     """Name -> (table, the number as text); a claim -> ("", its verdict and effect)."""
+    heads: Sequence[str]
+    """Heads of the small table's columns."""
+    rows: Sequence[Sequence[str]]
+    """Its rows: what the row is about, then a number as text in each column."""
     commands: tuple[str, ...]
     """The commands that print these numbers."""
 
@@ -85,11 +95,11 @@ class Findings:
             }
 
     def _row(self, one: Judgement) -> tuple[str, ...]:
-        """Return a claim's sentence, verdict, effect, items, reason and command."""
-        _, verdict, effect, n, _, why = one.row
+        """Return a claim's sentence, verdict, effect, items, reason and name."""
+        name, verdict, effect, n, _, why = one.row
         sentence = f"{one.claim.sentence} ({one.claim.stands.partition(', ')[2]})"
         why = f"{why} {one.claim.remark}".rstrip()
-        return sentence, verdict, effect, n, why, f"{COMMAND} {one.claim.name}{self.results}"
+        return sentence, verdict, effect, n, why, name
 
     @property
     def counts(self) -> str:
@@ -166,23 +176,25 @@ class Findings:
 
     def _paragraph(self, plain: Mapping[str, Any]) -> Paragraph | None:
         """Return a paragraph with its numbers; None if a table does not have them all."""
-        tables, said = self.tables, self.said
-        if any(entry["table"] not in tables for entry in plain["numbers"].values()):
+        quoted = tables_of(plain)
+        if not self.tables.keys() >= set(quoted):
             return None
-        cells = {name: _cell(tables, entry) for name, entry in plain["numbers"].items()}
-        if any(is_empty(cell) for cell in cells.values()):
+        named, lines = _places(plain)
+        numbers = {name: (place["table"], self._text(place)) for name, place in named.items()}
+        rows = [(name, *map(self._text, places)) for name, places in lines.items()]
+        if not all((*chain(*numbers.values()), *chain(*rows))):
             return None
-        of = {name: plain["numbers"][name]["table"] for name in cells}
-        numbers = {
-            name: (of[name], f"{measured_text(cell)} {interval_text(cell)}".strip())
-            for name, cell in cells.items()
-        }
-        commands = tuple(
-            f"dllm-bench table {table}{self.results}" for table in dict.fromkeys(of.values())
-        )
-        claims = (field for _, field, _, _ in Formatter().parse(plain["text"]) if field in said)
-        numbers |= {name: ("", said[name]) for name in claims if name}
-        return Paragraph(plain["title"], plain["text"], numbers, commands)
+        points = plain.get("points", [])
+        fields = {field for text in (plain["text"], *points) for _, field, *_ in PARTS(text)}
+        numbers |= {name: ("", said) for name, said in self.said.items() if name in fields}
+        heads = (plain.get("head", ""), *plain.get("columns", {}))
+        commands = tuple(f"dllm-bench table {table}{self.results}" for table in quoted)
+        return Paragraph(plain["title"], plain["text"], points, numbers, heads, rows, commands)
+
+    def _text(self, place: Place) -> str:
+        """Return a number of a table with its interval; empty if it was not measured."""
+        cell = _cell(self.tables[place["table"]], place)
+        return "" if is_empty(cell) else f"{measured_text(cell)} {interval_text(cell)}".strip()
 
 
 @lru_cache
@@ -197,16 +209,30 @@ def history() -> dict[str, list[dict[str, str]]]:
     return read_yaml(HISTORY)
 
 
-def _cell(tables: Mapping[str, BuiltTable], entry: Mapping[str, Any]) -> Row:
-    """Return the one cell that an entry of the prose names."""
-    cells = tables[entry["table"]].cells
-    for level, name in {**entry["at"], "metric": entry["metric"]}.items():
-        cells = cells[cells.index.get_level_values(level) == name]
+def tables_of(plain: Mapping[str, Any]) -> list[str]:
+    """Return the tables that a paragraph of the prose quotes."""
+    named, lines = _places(plain)
+    return list({place["table"]: None for place in (*chain(*lines.values()), *named.values())})
+
+
+def _places(plain: Mapping[str, Any]) -> tuple[dict[str, Place], dict[str, list[Place]]]:
+    """Return the cells of a paragraph of the prose: name -> its number, row -> its numbers."""
+    of, columns = plain.get("of", {}), plain.get("columns", {}).values()
+    named = {name: of | own for name, own in plain.get("numbers", {}).items()}
+    rows = plain.get("rows", {}).items()
+    return named, {name: [of | row | column for column in columns] for name, row in rows}
+
+
+def _cell(table: BuiltTable, place: Place) -> Row:
+    """Return the one cell that a place names by its metric and facets."""
+    cells = table.cells
+    for level, name in place.items():
+        if level != "table":
+            cells = cells[cells.index.get_level_values(level) == name]
     found = list(cells.itertuples())
     if len(found) != 1:
         raise DllmBenchError(
-            f"{PROSE.name} asks for {entry['metric']} at {entry['at']} of {entry['table']}, which "
-            f"has {len(found)} such cells; name one."
+            f"{PROSE.name} asks for {place}, and the table has {len(found)} such cells; name one."
         )
     return found[0]
 
@@ -214,12 +240,12 @@ def _cell(tables: Mapping[str, BuiltTable], entry: Mapping[str, Any]) -> Row:
 def markdown(found: Findings, link: Callable[[str], str]) -> str:
     """Return the page as Markdown; `link` returns the address of a table."""
 
-    def linked(one: Paragraph) -> str:
+    def linked(one: Paragraph, text: str) -> str:
         numbers = {
-            name: f"[{text}]({link(table)})" if table else text
-            for name, (table, text) in one.numbers.items()
+            name: f"[{number}]({link(table)})" if table else number
+            for name, (table, number) in one.numbers.items()
         }
-        return one.text.format(**numbers)
+        return text.format(**numbers)
 
     return environment(TEMPLATES).get_template("findings.md").render(found=found, linked=linked)
 

@@ -180,13 +180,13 @@ def findings_page(found: Findings) -> str:
     return Page(FINDINGS_PAGE, "Findings").render("findings.html", view)
 
 
-def linked(paragraph: Paragraph) -> Markup:
-    """Return the text; each number leads to the page of its table."""
+def linked(paragraph: Paragraph, text: str) -> Markup:
+    """Return one of its texts; each number leads to the page of its table."""
     links = {
-        name: Markup('<a href="tables/{}.html">{}</a>').format(table, text) if table else text
-        for name, (table, text) in paragraph.numbers.items()
+        name: Markup('<a href="tables/{}.html">{}</a>').format(table, number) if table else number
+        for name, (table, number) in paragraph.numbers.items()
     }
-    return Markup(escape(paragraph.text)).format(**links)
+    return Markup(escape(text)).format(**links)
 
 
 # --- drawings of others --------------------------------------------------------------------------
