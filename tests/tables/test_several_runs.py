@@ -7,6 +7,7 @@ leaderboard. Speeds are over fewer items and several passes than the score.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from math import isnan
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from dllm_bench.claims.spec import Claim
 from dllm_bench.cli import table as command
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.figures.spec import load_figure
 from dllm_bench.figures.trade_off import pareto_front
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
@@ -31,7 +33,7 @@ from dllm_bench.tables.frame import BuiltTable, Row, build
 from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import PlannedRun, PlannedTable, cells_with_runs, distinct_runs
 from dllm_bench.tables.render import as_json, blocks, footer, hashes, measured_text, render
-from dllm_bench.tables.spec import PaperTable, Profile
+from dllm_bench.tables.spec import PaperTable, Profile, Query
 from tests.tables import builders
 
 PLAIN: dict[str, Any] = read_yaml(builders.HERE / "small" / "areas.yaml")
@@ -133,6 +135,19 @@ def test_an_area_needs_a_curve_and_a_curve_an_area() -> None:
             list(cells_with_runs(table(**changes)))
     with pytest.raises(DllmBenchError, match="There is no area 'part'; choose one of: whole, cut"):
         table(metrics={"aup": {**PLAIN["metrics"]["aup"], "area": "part"}})
+
+
+def effective(runs: Iterable[Query]) -> set[frozenset[str]]:
+    """Return the runs of queries, of which the last override of a key counts."""
+    found = (dict(o.split("=", 1) for o in run).items() for run in runs)
+    return {frozenset(f"{key}={value}" for key, value in items) for items in found}
+
+
+def test_the_figures_are_of_runs_of_the_table() -> None:
+    tables = [load_figure(f"decoders/{name}").table for name in ("tradeoff", "tradeoff_row_cost")]
+    first, second = (effective(cell.run for cell in cells_with_runs(own)) for own in tables)
+    assert first == second < effective(builders.queries_of("decoders/aup"))
+    assert len(first) == 2 * (5 * 6 + 2)
 
 
 OWN = ["limit=12", "benchmark.repeats=5"]
