@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -245,7 +246,7 @@ class ServedRunSession(runner.RunSession):
         self._check_server(server)
         count = max(len(warmups), model.concurrency)
         asked = [self._warmup(warmups[i % len(warmups)], i) for i in range(count)]
-        with ThreadPoolExecutor(model.concurrency) as pool:
+        with self._threads() as pool:
             list(pool.map(self.loaded.complete, asked))
         here = provenance.environment_of(self.spec)
         device = model.engine or UNSTATED
@@ -253,6 +254,18 @@ class ServedRunSession(runner.RunSession):
         index = self._store_session(count, environment)
         self.began = self.loaded.clock()
         return index
+
+    @contextmanager
+    def _threads(self) -> Iterator[ThreadPoolExecutor]:
+        """Yield a pool with a thread per request in flight; an exception in the block, as Ctrl-C
+        raises it, ends these requests."""
+        with ThreadPoolExecutor(self.loaded.model.concurrency) as pool:
+            try:
+                yield pool
+            except BaseException:
+                self.loaded.stop()
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def _check_server(self, server: Mapping[str, Any]) -> None:
         """Refuse to resume on another server, as far as servers describe themselves."""
@@ -287,14 +300,10 @@ class ServedRunSession(runner.RunSession):
                 failures.append(error)  # at once, so that no thread sends another request
                 return None
 
-        with ThreadPoolExecutor(self.loaded.model.concurrency) as pool:
-            futures = [pool.submit(ask, *one) for one in missing]
-            try:
-                for done in as_completed(futures):
-                    if sample := done.result():
-                        yield sample
-            finally:
-                pool.shutdown(cancel_futures=True)
+        with self._threads() as pool:
+            for done in as_completed([pool.submit(ask, *one) for one in missing]):
+                if sample := done.result():
+                    yield sample
         if failures:
             raise failures[0]
 

@@ -61,10 +61,11 @@ T = TypeVar("T")
 class Client:
     """A connection to a server, shared by several threads; used in place of a loaded model."""
 
-    def __init__(self, model: ServedModel, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, model: ServedModel, sleep: Callable[[float], object] | None = None) -> None:
         import httpx2
 
-        self.model, self.clock, self.sleep = model, time.perf_counter, sleep
+        self.stopped = threading.Event()
+        self.model, self.clock, self.sleep = model, time.perf_counter, sleep or self.stopped.wait
         self.key, seats = model.key, model.concurrency
         keep_out(self.key)
         self.http = httpx2.AsyncClient(
@@ -80,20 +81,33 @@ class Client:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
+    def stop(self) -> None:
+        """End the requests in flight, whose callers get an exception, and send no more."""
+
+        def cancel() -> None:
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+
+        self.stopped.set()
+        self.loop.call_soon_threadsafe(cancel)
+
     def close(self) -> None:
-        """Close the connections."""
+        """End the requests in flight, and close the connections."""
+        self.stop()
         asyncio.run_coroutine_threadsafe(self.http.aclose(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
 
-    def _within(self, work: Coroutine[Any, Any, T]) -> T:
+    def _within(self, exchange: Callable[..., Coroutine[Any, Any, T]], *given: Any) -> T:
         """Return the result of one exchange with the server; TimeoutError after
         `model.timeout_s`."""
 
         async def limited() -> T:
+            if self.stopped.is_set():
+                raise asyncio.CancelledError
             async with asyncio.timeout(self.model.timeout_s):
-                return await work
+                return await exchange(*given)
 
         return asyncio.run_coroutine_threadsafe(limited(), self.loop).result()
 
@@ -113,8 +127,9 @@ class Client:
                         "samples are kept: check the server (model.timeout_s, model.concurrency), "
                         "and run the same command again."
                     ) from None
-                wait_s = failure.wait_s
-                self.sleep(self.model.backoff_s * 2**turn if wait_s is None else wait_s)
+                backoff_s = self.model.backoff_s
+                growing_s = min(backoff_s * 2**turn, max(backoff_s, LONGEST_WAIT_S))
+                self.sleep(growing_s if failure.wait_s is None else failure.wait_s)
         raise AssertionError("unreachable")
 
     def _try(self, path: str, body: dict[str, Any]) -> Answer:
@@ -123,7 +138,7 @@ class Client:
         started = self.clock()
         stream = AnswerStream(lambda: self.clock() - started)
         try:
-            return self._cleaned(self._within(self._stream(path, body, stream)))
+            return self._cleaned(self._within(self._stream, path, body, stream))
         except TimeoutError:
             raise TryError(
                 f"it took longer than model.timeout_s={self.model.timeout_s:g}, after "
@@ -162,7 +177,7 @@ class Client:
         import httpx2
 
         try:
-            response, text = self._within(self._get_models())
+            response, text = self._within(self._get_models)
         except (httpx2.HTTPError, httpx2.StreamError, TimeoutError) as error:
             found = self._printable(str(error)) or f"none in {self.model.timeout_s:g} s"
             raise DllmBenchError(
@@ -196,7 +211,7 @@ class Client:
         entries = (one for one in self.list_models() if one.get("id") == self.model.name)
         entry = next(entries, {})
         return {
-            name: value if isinstance(value, int) else self._printable(str(value))
+            name: value if is_count(value) else self._printable(str(value))
             for name in STABLE_FIELDS
             if (value := entry.get(name)) is not None
         }
@@ -355,6 +370,9 @@ class AnswerStream:
             for name in ("prompt", "completion")
         )
         text = "".join(self.parts)
+        if text and new == 0:
+            new = None
+            problems.append("completion_tokens was 0 for a text, and is left out")
         return Answer(text, self.seconds, self.ttft_s, self.finish, new, prompt, tuple(problems))
 
     def _read_line(self, line: bytes) -> None:
@@ -392,11 +410,16 @@ def checked(value: Any, kind: Any) -> Any:
 def checked_count(name: str, usage: Mapping[str, Any], problems: list[str]) -> int | None:
     """Return a server's count of tokens; None, with an entry in `problems`, if it cannot be one."""
     count = usage.get(name)
-    if count is None or (type(count) is int and 0 <= count <= MOST_TOKENS):
+    if count is None or is_count(count):
         return count
     shown = repr(strike_out_of(count))[:SHOWN_VALUE]
     problems.append(f"{name} was {shown} instead of a count, and is left out")
     return None
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value that a server sent can be a number of tokens."""
+    return type(value) is int and 0 <= value <= MOST_TOKENS
 
 
 def parse_json(content: str | bytes) -> Any:

@@ -57,7 +57,7 @@ class ServedModel(CheckedFields):
     retries: Annotated[int, Range(0, 100)] = field(default=4, metadata=RUNTIME)
     """Number of further tries after a failure that may be temporary."""
     backoff_s: Annotated[float, Range(0, YEAR_S)] = field(default=1.0, metadata=RUNTIME)
-    """Wait before the first retry; doubled for each further one."""
+    """Wait before the first retry; doubled for each further one, to 300 s at most."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -111,7 +111,7 @@ CASES = {
     # counts
     **{
         f"{count} tokens": marked("completion_tokens was", piece("1", False), counted(count))
-        for count in ('"lots"', "-7", "NaN", "Infinity", "2.5", "true", "[1]", "{}", "1" + "0" * 99)
+        for count in ('"lots"', "0", "-7", "NaN", "Infinity", "2.5", "true", "[1]", "{}", "1" + "0" * 99)
     },
     "usage as text": refused("unknown form", b'data: {"usage": "many"}\n\n'),
     # texts
@@ -216,6 +216,9 @@ LISTS = {
     "no HTTP": replace(raw("", b"hello\r\n"), words="No server answers"),
     "the key": refused("", json.dumps({"data": [{"id": "tiny", "owned_by": KEY}]}).encode()),
     "surrogates": refused("", rb'{"data": [{"id": "tiny", "owned_by": "\ud800\u001b[2J"}]}'),
+    "a length beyond 64 bits": refused(
+        "", b'{"data":[{"id":"tiny","max_model_len":1%s}]}' % (b"0" * 30)
+    ),
     "a list as an owner": refused("", b'{"data": [{"id": "tiny", "owned_by": [[1]]}]}'),
 }
 

@@ -26,7 +26,7 @@ from dllm_bench.site.texts import TextSource
 from dllm_bench.store import inputs
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import SESSIONS, Store, read_samples
+from dllm_bench.store.store import SESSIONS, OpenRunFolder, Store, read_samples
 from dllm_bench.tables.frame import build
 from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import CellState, Planner
@@ -190,6 +190,29 @@ def test_after_a_failure_what_is_in_flight_is_kept_and_no_more_is_asked(
     assert "answered 500" in outcome.error
     assert known.is_set() and len(texts_of(store, spec)) == 1
     assert len(server.received) == WARMUPS + 2
+
+
+@pytest.mark.parametrize("where", ["while it waits", "while it stores"])
+def test_an_interrupted_run_waits_for_no_answer(where, tmp_path, monkeypatch) -> None:
+    """Two requests are in flight; one is never answered."""
+    interrupted = threading.Event()
+
+    def answer(received: ReceivedRequest) -> Reply:
+        if len(server.received) > WARMUPS + 1:
+            assert interrupted.wait(20), "the run waits for this answer"
+        return said("#### 1", new=3, chat=False)
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    place = (sessions, "as_completed") if where == "while it waits" else (OpenRunFolder, "append")
+    monkeypatch.setattr(*place, interrupt)
+    with Server(answer) as server:
+        spec = spec_of("model.concurrency=2", f"model.url={server.url}")
+        with pytest.raises(KeyboardInterrupt):
+            run(spec, store=Store(tmp_path))
+        assert len(server.received) <= WARMUPS + 2
+        interrupted.set()
 
 
 def test_a_run_is_of_one_server(tmp_path: Path) -> None:
