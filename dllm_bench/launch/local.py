@@ -221,16 +221,15 @@ def _items(group: Sequence[RunSpec]) -> int:
 
 
 class _TextReport(Observer):
-    """Sends a run's progress as text, at most every `every_s` seconds."""
+    """Sends a run's progress as text, at most every `REPORT_EVERY_S` seconds."""
 
-    def __init__(self, send: Callable[[str], None], every_s: float) -> None:
+    def __init__(self, send: Callable[[str], None]) -> None:
         self.send = send
-        self.every_s = every_s
         self.sent_at = 0.0
         self.results: dict[str, str] = {}  # folder of a run -> its results
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-        if time.monotonic() - self.sent_at >= self.every_s:
+        if time.monotonic() - self.sent_at >= REPORT_EVERY_S:
             self.sent_at = time.monotonic()
             self.send(progress_text(running))
 
@@ -272,7 +271,7 @@ class _WorkerPool:
         while self.waiting:
             group = take_next(self.waiting, spec)
             spec = group[0]
-            report = _TextReport(partial(self.progress.update, spec.folder), every_s=0.0)
+            report = _TextReport(partial(self.progress.update, spec.folder))
             outcomes = RunJob(group, self.store, self.deps)(report)
             self._note(outcomes, report.results)
 
@@ -326,6 +325,6 @@ def _work_on_jobs(pipe: Connection) -> None:
             job: RunJob = pipe.recv()
         except EOFError:
             return
-        report = _TextReport(pipe.send, REPORT_EVERY_S)
+        report = _TextReport(pipe.send)
         outcomes = job(report)
         pipe.send((outcomes, report.results))

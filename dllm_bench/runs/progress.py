@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING, Self
 from dllm_bench.core.output import console, show_error
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import MeanScore, mean_score, percent_of
-from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED, SampleStats
+from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED, SampleStats, frame_of
 from dllm_bench.store.groups import setting_in
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from rich.progress import Progress, TaskID
 
 
 @dataclass
@@ -35,6 +39,7 @@ class RunningMetrics:
     values: list[float] = field(default_factory=list)  # scores, if a sample is scored in no time
     session_done: int = 0  # samples that this session finished
     session_s: float = 0.0  # age of this session when its last sample finished
+    _frame: DataFrame | None = field(default=None, init=False, repr=False)
 
     def add(self, stats: SampleStats, value: float | None, session_s: float | None = None) -> None:
         """Count a sample; `session_s` is the session's age if this session finished the sample."""
@@ -59,7 +64,12 @@ class RunningMetrics:
 
     def metric(self, name: str) -> float | None:
         """Return a metric over the samples so far, by the name of its definition."""
-        return definitions.measure(name, self.stats)
+        import pandas as pd
+
+        known = 0 if self._frame is None else len(self._frame)
+        if self._frame is None or known < len(self.stats):  # only new samples are converted
+            self._frame = pd.concat([self._frame, frame_of(self.stats[known:])], ignore_index=True)
+        return definitions.measure(name, self._frame)
 
 
 class Observer:
@@ -103,9 +113,6 @@ class ObserverGroup(Observer):
             observer.close()
 
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
 TPF, TPS = "tpf/emitted", "tps/e2e"
 SHOWN = {  # format -> metric, those that the run has so far
     "TPF (tpf/emitted) {:.2f}": TPF,
@@ -116,7 +123,7 @@ SHOWN = {  # format -> metric, those that the run has so far
     "{:.2f} requests/s": "requests/s",
     "TTFT {:.3f} s": "ttft/p50",
 }
-PLAIN_EVERY_S = 10.0
+PLAIN_EVERY_S, DRAWN_EVERY_S = 10.0, 0.1  # lines, and bars of a terminal
 
 
 class _Display:
@@ -144,9 +151,14 @@ class _Display:
         else:
             show_error(text)
 
+    def is_due(self) -> bool:
+        """Return whether progress is to be shown again, whose text takes time to make."""
+        every_s = PLAIN_EVERY_S if self.bars is None else DRAWN_EVERY_S
+        return time.monotonic() - self.shown_at >= every_s
+
     def plain(self, text: str) -> None:
         """Write a line if one is due; never on a terminal."""
-        if self.bars is None and time.monotonic() - self.shown_at >= PLAIN_EVERY_S:
+        if self.bars is None and self.is_due():
             self.shown_at = time.monotonic()
             self.line(text)
 
@@ -160,6 +172,7 @@ class _Display:
         from rich.markup import escape
 
         self.bars.start()
+        self.shown_at = time.monotonic()
         if key not in self.tasks:
             self.tasks[key] = self.bars.add_task("", total=total)
         self.bars.update(self.tasks[key], description=escape(text), completed=done, total=total)
@@ -186,9 +199,10 @@ class RunProgress(_Display, Observer):
             self.line(f"{self.title}: resumed, {running.done} of {running.total} were done")
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-        text = f"{self.title}: {progress_text(running)}"
-        self.bar("", text, running.done, running.total)
-        self.plain(text)
+        if self.is_due():
+            text = f"{self.title}: {progress_text(running)}"
+            self.bar("", text, running.done, running.total)
+            self.plain(text)
 
     def finish(self, record: RunRecord) -> None:
         if self.ends_with_line:

@@ -20,6 +20,8 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import local, processes, workers
 from dllm_bench.launch.local import groups, run_all, take_next
+from dllm_bench.metrics.definitions import measure
+from dllm_bench.metrics.sample_stats import frame_of
 from dllm_bench.runs import progress
 from dllm_bench.runs.runner import run, run_in_turns
 from dllm_bench.store.store import Store
@@ -205,6 +207,19 @@ def test_a_resumed_run_says_so_and_estimates_by_its_own_pace() -> None:
     running.add(sample(), None, session_s=4.0)
     assert running.eta_s == 2.0 * 48 and running.score() is None
     assert [progress.duration(s) for s in (None, 59.6, 3723)] == ["–", "1:00", "1:02:03"]
+
+
+def test_each_sample_is_converted_once_for_the_metrics_of_all(monkeypatch) -> None:
+    converted = list[int]()
+    monkeypatch.setattr(
+        progress, "frame_of", lambda stats: converted.append(len(stats)) or frame_of(stats)
+    )
+    running = progress.RunningMetrics(total=4)
+    for n in range(1, 5):
+        running.add(sample(emitted=n), None)
+        for name in ("tpf/emitted", "tps/e2e"):
+            assert running.metric(name) == measure(name, running.stats)
+    assert converted == [1] * 4
 
 
 def test_the_progress_of_many_runs(monkeypatch, capsys) -> None:
