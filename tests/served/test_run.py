@@ -211,7 +211,6 @@ def test_an_interrupted_run_waits_for_no_answer(where, tmp_path, monkeypatch) ->
         spec = spec_of("model.concurrency=2", f"model.url={server.url}")
         with pytest.raises(KeyboardInterrupt):
             run(spec, store=Store(tmp_path))
-        assert len(server.received) <= WARMUPS + 2
         interrupted.set()
 
 
