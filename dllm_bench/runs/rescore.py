@@ -41,14 +41,8 @@ class Rescored:
         """Sample id -> (verdict before, verdict now), of the samples whose grade changed."""
         if self.before is None:
             return {}
-        old, new = map(_grades, (self.before, self.record))
-        return {key: (old[key][1], new[key][1]) for key in new if old.get(key) != new[key]}
-
-
-def _grades(record: RunRecord) -> dict[str, tuple[float | None, str]]:
-    columns = record.columns
-    pairs = zip(columns["value"], columns["verdict"], strict=True)
-    return dict(zip(columns["id"], pairs, strict=True))
+        old, new = self.before.grades, self.record.grades
+        return {key: (old[key].verdict, new[key].verdict) for key in new if old[key] != new[key]}
 
 
 def settings(entry: RunEntry, changes: Mapping[str, Any], compose: Compose) -> Plain:
@@ -89,6 +83,11 @@ def rescore(entry: RunEntry, plain: Plain) -> Rescored:
     if not (own and rescored.changed):
         return rescored
     with Lock(entry.path / LOCK):
+        if read_record(entry.path) != before:
+            raise DllmBenchError(
+                f"Run {entry.spec.short} was sealed anew while its texts were graded, so these "
+                "grades are not stored; give the same command again."
+            )
         write_atomic(entry.path / RECORD, record.to_json())
     return replace(rescored, stored=True)
 

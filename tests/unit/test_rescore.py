@@ -23,7 +23,7 @@ from dllm_bench.runs import rescore as again
 from dllm_bench.runs.runner import run
 from dllm_bench.store.files import checked_line
 from dllm_bench.store.inputs import benchmark_of
-from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.record import SCORE, RunRecord, SampleRecord
 from dllm_bench.store.seal import seal, settings_without_effect
 from dllm_bench.store.store import RECORD, SAMPLES, RunEntry, Store, read_record, read_samples
 from tests.benchmark_helpers import GOLD
@@ -81,16 +81,29 @@ def graded_again(entry: RunEntry) -> again.Rescored:
     return again.rescore(entry, again.settings(entry, {}, compose))
 
 
-def test_a_damaged_grade_is_mended_unless_the_texts_are_gone(tmp_path: Path) -> None:
+def test_a_damaged_grade_is_mended_unless_the_texts_are_gone(tmp_path, monkeypatch) -> None:
     store, record = made(tmp_path)
     (entry,) = store.entries()
-    broken = replace(record, columns={**record.columns, "value": [0.0] * 6})
+    for name in ("value", next(name for name in record.columns if name.startswith(SCORE))):
+        broken = replace(record, columns={**record.columns, name: [0.0] * 6})
+        (entry.path / RECORD).write_text(broken.to_json())
+        found = graded_again(entry)
+        assert found.stored and set(found.changed.values()) == {("correct", "correct")}
+        mended = read_record(entry.path)
+        assert (mended.columns, mended.score) == (record.columns, record.score)
+        assert mended.sessions == record.sessions
     (entry.path / RECORD).write_text(broken.to_json())
-    found = graded_again(entry)
-    assert found.stored and set(found.changed.values()) == {("correct", "correct")}
-    mended = read_record(entry.path)
-    assert (mended.columns, mended.score) == (record.columns, record.score)
-    assert mended.sessions == record.sessions
+
+    def continued(plain: Any) -> Any:
+        """Another process continues the run while these texts are graded."""
+        deps = fakes.deps(decoder=Knowing(), benchmark=benchmark_of(plain))
+        run(replace(record.spec, limit=8), store=store, deps=deps)
+        return benchmark_of(plain)
+
+    monkeypatch.setattr(again, "benchmark_of", continued)
+    with pytest.raises(DllmBenchError, match="sealed anew"):
+        graded_again(entry)
+    assert len(read_record(entry.path).columns["id"]) == 8
     (entry.path / SAMPLES).unlink()
     with pytest.raises(DllmBenchError, match="has no stored text"):
         graded_again(entry)
