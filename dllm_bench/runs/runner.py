@@ -269,7 +269,7 @@ class RunSession:
         """Grade the texts; texts graded in a record of fewer items keep their grade."""
         known: dict[str, SampleScore] = {}
         if before := self.opened.of_fewer_items:
-            old = {s.id for s in samples if s.started_at <= before.sealed_at}
+            old = {s.id for s in samples if s.session < len(before.sessions)}
             grades = before.grades.items()
             known = {k: grade for k, grade in grades if k in old and grade.verdict != JUDGE_ERROR}
         texts = {sample.id: sample.text for sample in samples if sample.id not in known}

@@ -210,10 +210,11 @@ class Store:
 
     def share(self, spec: RunSpec, index: int, session: int, zero_s: float = 0) -> RunShare:
         """Return a share of a run whose folder another process has open, see `RunShare`. The
-        finished samples are those of all processes.
+        finished samples are those of earlier sessions: other shares may be decoding already.
         """
         folder = self.path(spec)
-        lock, done = Lock(folder / LOCK), read_samples(folder)
+        lock, stored = Lock(folder / LOCK), read_samples(folder)
+        done = {key: sample for key, sample in stored.items() if sample.session != session}
         return RunShare(
             folder, spec, lock, samples=done, zero_s=zero_s, index=index, session=session
         )
@@ -554,9 +555,12 @@ class OpenRunFolder:
         self.note(f"set aside in {path.name}: {'; '.join(places)}")
 
     def _read_sessions(self) -> None:
-        """Read the sessions; one whose line is damaged keeps its number and has no environment."""
-        by_index, damaged = read_sessions(self.folder)
+        """Read the sessions, those that are in the record alone too; one whose line is damaged
+        keeps its number and has no environment."""
+        stored, damaged = read_sessions(self.folder)
         self._set_aside(SESSIONS, damaged, ())
+        sealed = self.of_fewer_items.sessions if self.of_fewer_items else ()
+        by_index = {**dict(enumerate(sealed)), **stored}
         used = [sample.session for sample in self.samples.values()]
         count = max([*by_index, *used], default=-1) + 1
         self.sessions = [by_index.get(index, Session(0.0, 0, {})) for index in range(count)]

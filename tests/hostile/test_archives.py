@@ -122,5 +122,6 @@ def test_a_run_of_an_archive_has_no_folder_to_remove_until_it_goes_on(tmp_path, 
     theirs = store_of(tmp_path, packed(*stored))
     assert [one.identity_hash for one in theirs.records()] == [record.identity_hash]
     assert "read-only archive" in command("runs rm", SPEC_3.short, code=2)
-    assert run(replace(SPEC_3, limit=5), store=theirs, deps=fakes.deps()).items == 5
+    continued = run(replace(SPEC_3, limit=5), store=theirs, deps=fakes.deps())
+    assert continued.items == 5 and continued.sessions[0] == record.sessions[0]
     command("runs rm", SPEC_3.short)

@@ -192,6 +192,8 @@ def test_a_damaged_session_keeps_the_numbers_of_the_others(store: Store) -> None
     with store.open(SPEC_N) as opened:
         assert [s.environment for s in opened.sessions] == [{}]
         assert opened.begin(opened.sessions[0]) == 1
+        assert store.share(SPEC_N, 1, session=1).samples == opened.samples
+        assert not store.share(SPEC_N, 1, session=0).samples, "what other shares have decoded"
         warned = Session(1.0, 2, {WARNING: "by design"})
         assert store.share(SPEC_N, 1, session=1).begin(warned) == 1
     assert read_sessions(folder)[0][1] == warned, "of the process that decoded"
