@@ -142,11 +142,13 @@ class RunSpec:
         groups = {name: resolved[name] for name in own if resolved[name] is not None}
         try:
             check_plain({**groups, "decoder": decoder})
+            run = cls(decoder=decoder, label=label, runtime=RunConfig(runtime), **groups)
+            run.check_names()
         except ValueError as error:
             raise DllmBenchError(
                 f"The configuration has {error}, which no stored run can have; correct the setting."
             ) from error
-        return cls(decoder=decoder, label=label, runtime=RunConfig(runtime), **groups)
+        return run
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], source: str = "The stored run") -> RunSpec:
@@ -163,12 +165,19 @@ class RunSpec:
             _ = run.identity_hash
         except DllmBenchError as error:
             raise ValueError(str(error)) from error
-        names = (run.model.name, run.benchmark.name, run.label)
-        if not all(isinstance(name, str) and len(name) <= NAME_CHARS for name in names):
-            raise ValueError("a run whose model, benchmark or decoder has no name, or a long one")
+        run.check_names()
         if not isinstance(run.inputs.get("dataset", ""), str):
             raise ValueError("inputs.dataset is not a text")
         return run
+
+    def check_names(self) -> None:
+        """Raise ValueError if its model, benchmark or decoder has no name, or too long a one."""
+        names = (self.model.name, self.benchmark.name, self.label)
+        if not all(isinstance(name, str) and len(name) <= NAME_CHARS for name in names):
+            raise ValueError(
+                "a model, benchmark or decoder without a name, or with one of more than "
+                f"{NAME_CHARS} characters"
+            )
 
     def identity(self) -> Plain:
         """Return everything that can change the output, in canonical form."""

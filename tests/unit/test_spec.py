@@ -193,6 +193,7 @@ MASKED = "dllm_bench.decoding.masked"
         (lambda: spec(model__colour=1), UNREAD),
         (lambda: spec(hardware__cores=1), UNREAD),
         (lambda: spec(temperature=1), UNREAD),
+        (lambda: spec(model__name="x" * 201), "more than 200 characters"),
         (lambda: role_of("model.source"), UNREAD),  # a pattern matches whole keys
         (lambda: role_of("xdecoder.select"), UNREAD),
         (lambda: role_of("source"), UNREAD),
