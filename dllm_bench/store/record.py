@@ -126,7 +126,8 @@ class SampleRecord:
 
         run: short hash of the run that the sample belongs to.
         """
-        return checked_line({"run": run, **asdict(self)})
+        prompt = self.prompt.encode(errors="replace").decode()  # it may hold half a surrogate pair
+        return checked_line({"run": run, **asdict(self), "prompt": prompt})
 
     @classmethod
     def from_line(cls, line: str | bytes, run: str = "") -> SampleRecord:

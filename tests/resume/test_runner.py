@@ -123,6 +123,14 @@ def test_a_mask_that_is_left_is_allocated_and_not_committed(tmp_path: Path) -> N
     assert record.columns["truncated"] == [True]
 
 
+def test_a_prompt_may_hold_half_a_surrogate_pair(tmp_path, monkeypatch) -> None:
+    [request], store = fakes.Letters(n=1).requests(MODEL.encode), Store(tmp_path)
+    benchmark = fakes.Letters()
+    monkeypatch.setattr(benchmark, "requests", lambda encode: [replace(request, prompt="a\ud800")])
+    run(fakes.spec(1), store=store, deps=fakes.deps(benchmark=benchmark))
+    assert read_samples(store.path(fakes.spec(1)))["item-0"].prompt == "a?"
+
+
 def test_the_record_alone_gives_the_numbers(tmp_path: Path) -> None:
     store = Store(tmp_path)
     record = run(fakes.spec(20), store=store, deps=fakes.deps())
@@ -173,7 +181,10 @@ class Grading(fakes.Letters):
 def test_more_items_decode_and_grade_only_the_rest_and_fewer_are_the_first(tmp_path: Path) -> None:
     """Every record is that of a run of as many items at once."""
     log, benchmark = tmp_path / "log", Grading()
-    deps = fakes.deps(decoder=fakes.FakeDecoder(log=log), benchmark=benchmark)
+    backwards = map(float, range(10_000, 0, -1))  # a clock that is set back
+    deps = fakes.deps(
+        decoder=fakes.FakeDecoder(log=log), benchmark=benchmark, now=lambda: next(backwards)
+    )
     store = Store(tmp_path / "runs")
     for limit in (4, 7, 7, 12, 5):
         asked = replace(SPEC, limit=limit)
