@@ -8,6 +8,7 @@ import csv
 import json
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import log2
@@ -316,9 +317,15 @@ def test_without_samples_no_token_replay_is_recorded(tmp_path) -> None:
     assert list(missing_replays(figure, cells(tmp_path), Store(tmp_path))) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"PK", b"\0" * 100])
-def test_a_file_that_holds_no_replays_is_a_sentence(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / REPLAYS).write_bytes(content)
+def test_a_file_that_holds_no_replays_is_a_sentence(tmp_path: Path) -> None:
+    file, empty = tmp_path / REPLAYS, np.zeros((4, 5))
+    whole = token_replay.write_replays(file, [TokenReplay("a", empty, empty, empty)]).read_bytes()
+    flipped = (whole[:i] + bytes([whole[i] ^ 255]) + whole[i + 1 :] for i in range(len(whole)))
+    for content in (b"", b"PK", b"\0" * 100, *flipped):
+        file.write_bytes(content)
+        with suppress(DllmBenchError):
+            token_replay.read_replays(tmp_path)
+    file.write_bytes(b"PK")
     with pytest.raises(DllmBenchError, match="holds no token replays"):
         token_replay.read_replays(tmp_path)
 
