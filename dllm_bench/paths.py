@@ -156,7 +156,7 @@ def user_folder() -> Path:
 
 def cache_file(results: Path, name: str) -> Path:
     """Return the path of a file in this user's cache folder that belongs to a results directory."""
-    place = hashlib.sha256(str(results.resolve()).encode()).hexdigest()[:16]
+    place = hashlib.sha256(os.path.realpath(results).encode()).hexdigest()[:16]
     return user_folder() / place / name
 
 

@@ -15,7 +15,7 @@ from dllm_bench.benchmarks.items import read_jsonl
 from dllm_bench.cli.main import main
 from dllm_bench.core.declared import Seconds, fits
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import CONFIG_DIR, assets_dir, expanded, read_yaml
+from dllm_bench.paths import CONFIG_DIR, assets_dir, cache_file, expanded, read_yaml
 from dllm_bench.runs import runner
 from dllm_bench.store import inputs
 from dllm_bench.store.files import results_directory
@@ -162,6 +162,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_tilde_is_the_home_folder_wherever_results_are_named(home, monkeypatch, capsys) -> None:
+    (home / "loop").symlink_to(home / "loop")
+    assert cache_file(home / "loop", "a").name == "a"
     assert results_directory("~/a") == expanded("~/a") == home / "a"
     monkeypatch.setenv("DLLM_BENCH_RESULTS", "~")
     assert main(["status"]) == main(["status", "--results", "~/b"]) == 0
