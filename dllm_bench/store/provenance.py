@@ -107,16 +107,17 @@ def _hashes(root: Path, untracked: Sequence[str]) -> str:
     """Return names and content hashes of files that git does not track."""
     lines = []
     for name in untracked:
-        path = root / name
-        content = path.read_bytes() if path.is_file() else b""
+        path, content = root / name, b""
+        with suppress(OSError):
+            content = path.read_bytes() if path.is_file() else b""
         lines.append(f"untracked {name} {hashlib.sha256(content).hexdigest()[:16]}\n")
     return "".join(lines)
 
 
 def _code_files(root: Path, *arguments: str) -> list[str]:
     """Return the names of code files that a command of git lists, sorted."""
-    names = _git(root, *arguments, "--", *CODE) or ""
-    return sorted(filter(None, names.split("\n")))
+    names = _git(root, *arguments, "-z", "--", *CODE) or ""
+    return sorted(filter(None, names.split("\0")))
 
 
 def _git(root: Path, *arguments: str) -> str | None:

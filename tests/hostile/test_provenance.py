@@ -91,6 +91,14 @@ def test_commit_and_local_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert changed["changed"] == ["dllm_bench/a.py", "dllm_bench/b.py"]
     assert len({str(x["diff_sha256"]) for x in (clean, untracked, changed)}) == 3
     assert provenance.code(package) == nothing, "inside somebody else's repository"
+    (package / "\u00e4.py").write_text("a = 1\n")
+    named = provenance.code(tmp_path)
+    (package / "\u00e4.py").write_text("a = 2\n")
+    assert named["changed"][-1] == "dllm_bench/\u00e4.py"
+    assert named["diff_sha256"] not in (
+        changed["diff_sha256"],
+        provenance.code(tmp_path)["diff_sha256"],
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
     assert provenance.environment()["commit"] is None, "without git"
 
