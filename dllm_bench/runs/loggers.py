@@ -17,6 +17,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+from dllm_bench.core.declared import Count
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show_error, strike_out_of
 from dllm_bench.metrics.accuracy import MeanScore
@@ -43,10 +44,10 @@ class WandbLogger(Observer):
     """Logs a run to one W&B run; its id, the beginning of the run's hash, is the same in all
     sessions.
 
-    Logged per sample: TPF, TPS and score so far, and the sample's latency. Logged at the end: every
-    speed metric, the score with its interval, and a table of the run's first samples. Offline, a
-    session logs the samples of earlier sessions again and removes their folders, so that there is
-    one folder to send, with everything in it.
+    Logged per sample: TPF, TPS and score so far, and the sample's latency. In W&B's summary at the
+    end: every metric, the score with its interval, and a table of the run's first samples.
+    Offline, a session logs the samples of earlier sessions again and removes their folders, so that
+    there is one folder to send, with everything in it.
 
     project, entity, tags: as in W&B; group, job_type: None for "benchmark/model" and the decoder,
     so that W&B groups the decoders of one task and model. mode: "online", "offline" or "disabled",
@@ -59,7 +60,7 @@ class WandbLogger(Observer):
     group: str | None = None
     job_type: str | None = None
     tags: Sequence[str] = ()
-    samples: int = 20
+    samples: Count = 20
     _folder: Path = field(default=Path(), init=False)  # the run's folder
     _run: Any = field(default=None, init=False)
     _broken: bool = field(default=False, init=False)
@@ -81,8 +82,7 @@ class WandbLogger(Observer):
             **_score(record.score),
             **{f"verdict/{name}": count for name, count in record.verdicts.items()},
         }
-        step = len(record.columns["id"]) + 1
-        self._safely(lambda: self._log({**values, **self._table(record)}, step))
+        self._safely(lambda: self._log({**values, **self._table(record)}))
 
     def close(self) -> None:
         if self._run is not None:
@@ -115,8 +115,9 @@ class WandbLogger(Observer):
             for old in matching(own.parent, f"offline-run-*-{self._run.id}"):
                 if old.name != own.name:
                     remove_folder(old)
+        first = self._run.step
         for earlier in _prefixes(running):
-            if earlier.done >= self._run.step:
+            if earlier.done >= first:
                 self._log(_so_far(earlier), earlier.done)
 
     def _say_where(self) -> None:
@@ -137,10 +138,15 @@ class WandbLogger(Observer):
             return {}
         return {"mode": "online" if os.environ.get("WANDB_API_KEY") else "offline"}
 
-    def _log(self, values: dict[str, Any], step: int) -> None:
+    def _log(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Log values of the sample with this number, from 1; None: of the whole run, whose step
+        would be that of a later sample if the run goes on."""
         if self._run is not None:
-            known = {k: v for k, v in values.items() if v is not None}
-            self._run.log(strike_out_of(known), step=step)
+            known = strike_out_of({k: v for k, v in values.items() if v is not None})
+            if step is None:
+                self._run.summary.update(known)
+            else:
+                self._run.log(known, step=step, commit=True)  # before the summary
 
     def _table(self, record: RunRecord) -> dict[str, Any]:
         if self._run is None or not self.samples:

@@ -45,6 +45,7 @@ def test_a_killed_and_resumed_run_is_one_offline_folder_with_all_numbers(
     tmp_path, capsys, monkeypatch
 ) -> None:
     wandb = pytest.importorskip("wandb")
+    Summary = wandb.sdk.wandb_summary.Summary
     store, spec = Store(tmp_path), fakes.spec(5)
 
     class Killed(fakes.FakeDecoder):
@@ -59,14 +60,15 @@ def test_a_killed_and_resumed_run_is_one_offline_folder_with_all_numbers(
     (first,) = store.path(spec).glob("wandb/offline-run-*")
     time.sleep(1.1)  # W&B's folders are named by the second
     capsys.readouterr()
-    log = create_autospec(wandb.Run.log, side_effect=wandb.Run.log)
+    log, update = (create_autospec(f, side_effect=f) for f in (wandb.Run.log, Summary.update))
     monkeypatch.setattr(wandb.Run, "log", log)
+    monkeypatch.setattr(Summary, "update", update)
     record = logged(tmp_path, WandbLogger(project="test"), 5)
     (folder,) = store.path(spec).glob("wandb/offline-run-*")
     assert folder != first and folder.name.endswith(spec.short)
     assert f"W&B: logged to {folder}; send it with: wandb sync {folder}" in capsys.readouterr().err
-    assert [call.kwargs["step"] for call in log.call_args_list] == [1, 2, 3, 4, 5, 6]
-    *rows, last = (call.args[1] for call in log.call_args_list)
+    assert [call.kwargs["step"] for call in log.call_args_list] == [1, 2, 3, 4, 5]
+    rows, last = [call.args[1] for call in log.call_args_list], update.call_args.args[1]
     columns = record.columns
     for done, row in enumerate(rows, start=1):
         emitted, elapsed = (sum(columns[name][:done]) for name in ("emitted", "seconds"))
@@ -96,6 +98,23 @@ def test_the_table_has_prompt_target_answer_and_verdict(tmp_path: Path) -> None:
     sample, _, prompt, target, answer, verdict, _ = plain["data"][1]
     assert sample == 1 and prompt.startswith("Question: ") and "#### " in target
     assert "####" in answer and verdict in ("wrong", "correct")
+
+
+def test_a_run_that_goes_on_online_has_every_sample(offline, tmp_path, monkeypatch) -> None:
+    """W&B takes no step that it has been given."""
+    steps = list[int]()
+
+    def log(values: Any, step: int, commit: bool) -> None:
+        assert step not in steps
+        steps.append(step)
+
+    online = Mock(offline=False, url="https://wandb", log=log, summary={})
+    monkeypatch.setitem(sys.modules, "wandb", Mock(init=lambda **_: online))
+    for n in (4, 8):
+        online.step = max(steps, default=-1) + 1
+        spec = replace(fakes.spec(4), limit=n)
+        record = run(spec, store=Store(tmp_path), deps=fakes.deps(), logger=WandbLogger())
+        assert steps == list(range(1, n + 1)) and online.summary["score"] == record.score.mean
 
 
 @pytest.mark.parametrize(
