@@ -61,11 +61,11 @@ T = TypeVar("T")
 class Client:
     """A connection to a server, shared by several threads; used in place of a loaded model."""
 
-    def __init__(self, model: ServedModel, sleep: Callable[[float], object] | None = None) -> None:
+    def __init__(self, model: ServedModel) -> None:
         import httpx2
 
-        self.stopped = threading.Event()
-        self.model, self.clock, self.sleep = model, time.perf_counter, sleep or self.stopped.wait
+        self.model, self.clock, self.stopped = model, time.perf_counter, threading.Event()
+        self.sleep: Callable[[float], object] = self.stopped.wait
         self.key, seats = model.key, model.concurrency
         keep_out(self.key)
         self.http = httpx2.AsyncClient(

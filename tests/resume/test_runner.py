@@ -115,14 +115,6 @@ def test_a_text_ends_at_the_first_end_or_stop_string_and_every_reason_is_kept(na
     assert (result.text, result.cut, result.emitted) == (text, cut_at, min(cut_at.values()))
 
 
-def test_a_mask_that_is_left_is_allocated_and_not_committed(tmp_path: Path) -> None:
-    decoder = fakes.FakeDecoder(ids=ids_of("ab_c!_de"))
-    record = run(fakes.spec(1), store=Store(tmp_path), deps=fakes.deps(decoder=decoder))
-    counts = {name: record.columns[name][0] for name in ("allocated", "committed", "emitted")}
-    assert counts == {"allocated": 8, "committed": 6, "emitted": 6}
-    assert record.columns["truncated"] == [True]
-
-
 def test_a_prompt_may_hold_half_a_surrogate_pair(tmp_path, monkeypatch) -> None:
     [request], store = fakes.Letters(n=1).requests(MODEL.encode), Store(tmp_path)
     benchmark = fakes.Letters()

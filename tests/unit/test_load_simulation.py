@@ -31,7 +31,6 @@ from dllm_bench.methods.drafting import (
     StepProfile,
     SurvivalThreshold,
     Temperatures,
-    acceptance_probabilities,
     read_step_profile,
     read_temperatures,
 )
@@ -365,16 +364,6 @@ def test_impossible_systems_are_refused() -> None:
     few = ServingSystem("few", drawn(2, 5, [0.5]), WHOLE_DRAFTS)
     with pytest.raises(DllmBenchError, match="more texts than seats"):
         frontier([few], FLAT, [8])
-
-
-@pytest.mark.parametrize(("piece", "rule"), [case[1:] for case in CASES])
-def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: dict[str, Any]) -> None:
-    generator, lengths = torch.Generator().manual_seed(0), piece.begin()
-    plain_rule = length_rule(rule, KNEE)
-    for _ in range(20):
-        logits = [2 * torch.randn(n, generator=generator) for n in (0, 3, 7, 5)]
-        proposals = [Proposal(torch.zeros(len(x)).long(), survival_D=x) for x in logits]
-        assert lengths(proposals) == plain_rule(acceptance_probabilities(proposals, SCALE))
 
 
 def test_more_arrivals_are_served_later_and_slower() -> None:

@@ -153,12 +153,6 @@ def test_other_content_is_another_run_and_survives_json() -> None:
     assert len({spec(), spec(decoder__name="b"), spec(seed=1)}) == 2
 
 
-def test_the_run_of_a_baseline_is_the_one_without_it() -> None:
-    other = {**BASELINE, "select": {**DECODER["select"], "tau": 0.5}}
-    alone = spec(baseline=other).of_baseline
-    assert alone == spec(decoder=other) and alone.label == "plain"
-
-
 def test_the_hash_is_that_of_sorted_json_without_absent_values() -> None:
     pinned = "6b8085af"  # sha256sum of {"a":{"x":"é","y":true},"b":[1,0.9,null]}
     plain = {"b": [1.0, 0.9, None], "a": {"y": True, "x": "é"}, "gone": None}
