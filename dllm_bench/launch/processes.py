@@ -174,16 +174,12 @@ class _ReportToParent(Observer):
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
-        self.scored = 0
 
     def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
-        self.scored = len(running.values)
         self.pipe.send(running)
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-        value = running.values[-1] if len(running.values) > self.scored else None
-        self.scored = len(running.values)
-        self.pipe.send((sample, value))
+        self.pipe.send((sample, running.values[-1]))
 
 
 def _make(processes: Sequence[RunProcess], observer: Observer) -> None:
@@ -239,7 +235,8 @@ class _Watch:
                         self._begin(running, self.processes[worker])
                     case (sample, value):
                         assert self.running is not None  # a process begins before it has a sample
-                        self.running.add(sample.stats(), value, time.monotonic() - self.started)
+                        session_s = time.monotonic() - self.started
+                        self.running.add(sample.id, sample.stats(), value, session_s)
                         self.observer.sample(sample, self.running)
 
     def _begin(self, running: RunningMetrics, first: RunProcess) -> None:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -190,10 +190,9 @@ def _targets(spec: RunSpec, samples: Mapping[str, SampleRecord]) -> dict[str, st
 
 def _prefixes(running: RunningMetrics) -> Iterator[RunningMetrics]:
     """Yield the metrics after each of the finished samples, in their order."""
-    scored = running.values if len(running.values) == len(running.stats) else []
     growing = RunningMetrics(running.total)
-    for stats, value in zip_longest(running.stats, scored):
-        growing.add(stats, value)
+    for sample in zip(running.ids, running.stats, running.values, strict=True):
+        growing.add(*sample)
         yield growing
 
 

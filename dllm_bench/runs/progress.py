@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Self
 
 from dllm_bench.core.output import console, show_error
@@ -20,7 +21,7 @@ from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import MeanScore, mean_score, percent_of
 from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED, SampleStats, frame_of
 from dllm_bench.store.groups import setting_in
-from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.record import RunRecord, SampleRecord, graded
 from dllm_bench.store.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -36,17 +37,22 @@ class RunningMetrics:
     note: str | None = None  # a remark on the run, shown before its metrics
     done: int = 0  # finished samples, earlier sessions included
     stats: list[SampleStats] = field(default_factory=list)  # one entry per finished sample
-    values: list[float] = field(default_factory=list)  # scores, if a sample is scored in no time
+    ids: list[str] = field(default_factory=list)  # of the samples
+    values: list[float | None] = field(default_factory=list)
+    """Their scores; None unless a sample is scored in no time."""
     session_done: int = 0  # samples that this session finished
     session_s: float = 0.0  # age of this session when its last sample finished
     _frame: DataFrame | None = field(default=None, init=False, repr=False)
 
-    def add(self, stats: SampleStats, value: float | None, session_s: float | None = None) -> None:
-        """Count a sample; `session_s` is the session's age if this session finished the sample."""
+    def add(
+        self, key: str, stats: SampleStats, value: float | None, session_s: float | None = None
+    ) -> None:
+        """Count the sample with id `key`; `session_s` is the session's age if this session
+        finished it."""
         self.done += 1
+        self.ids.append(key)
         self.stats.append(stats)
-        if value is not None:
-            self.values.append(value)
+        self.values.append(value)
         if session_s is not None:
             self.session_done += 1
             self.session_s = session_s
@@ -59,8 +65,9 @@ class RunningMetrics:
         return self.session_s / self.session_done * (self.total - self.done)
 
     def score(self) -> MeanScore | None:
-        """Return the score so far, with its interval."""
-        return mean_score(self.values)
+        """Return the score so far, with its interval over items: repetitions count as one."""
+        items = graded({"id": self.ids, "value": self.values}).values()
+        return mean_score([fmean(values) for values in items])
 
     def metric(self, name: str) -> float | None:
         """Return a metric over the samples so far, by the name of its definition."""

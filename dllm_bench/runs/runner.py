@@ -238,7 +238,8 @@ class RunSession:
                 if self.parent:
                     sample = self.parent.read(sample, asked[sample.id])
                 self.opened.append(sample)
-                running.add(sample.stats(), self._value(sample), self.deps.clock() - started)
+                value, session_s = self._value(sample), self.deps.clock() - started
+                running.add(sample.id, sample.stats(), value, session_s)
                 self.observer.sample(sample, running)
         done = self.opened.samples
         return [done[request.id] for request in requests if request.id in done]
@@ -291,7 +292,7 @@ class RunSession:
         running = RunningMetrics(len(requests), note=self._note())
         for request in requests:
             if sample := self.opened.samples.get(request.id):
-                running.add(sample.stats(), self._value(sample))
+                running.add(sample.id, sample.stats(), self._value(sample))
         return running
 
     def _note(self) -> str | None:

@@ -201,10 +201,10 @@ def test_the_progress_line_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_resumed_run_says_so_and_estimates_by_its_own_pace() -> None:
     running = progress.RunningMetrics(total=100)
     for _ in range(50):
-        running.add(sample(), None)
+        running.add("a", sample(), None)
     assert running.eta_s is None
-    running.add(sample(), None, session_s=2.0)
-    running.add(sample(), None, session_s=4.0)
+    running.add("a", sample(), None, session_s=2.0)
+    running.add("a", sample(), None, session_s=4.0)
     assert running.eta_s == 2.0 * 48 and running.score() is None
     assert [progress.duration(s) for s in (None, 59.6, 3723)] == ["–", "1:00", "1:02:03"]
 
@@ -216,10 +216,17 @@ def test_each_sample_is_converted_once_for_the_metrics_of_all(monkeypatch) -> No
     )
     running = progress.RunningMetrics(total=4)
     for n in range(1, 5):
-        running.add(sample(emitted=n), None)
+        running.add("a", sample(emitted=n), None)
         for name in ("tpf/emitted", "tps/e2e"):
             assert running.metric(name) == measure(name, running.stats)
     assert converted == [1] * 4
+
+
+def test_the_score_so_far_ends_as_that_of_the_record(tmp_path: Path) -> None:
+    """Its interval is over items: a repetition is no further one."""
+    watched, made = Mock(), fakes.deps(benchmark=fakes.Repeating())
+    record = run(fakes.repeating(8), store=Store(tmp_path), deps=made, progress=watched)
+    assert watched.sample.call_args.args[1].score() == record.score and record.score.n == 8
 
 
 def test_the_progress_of_many_runs(monkeypatch, capsys) -> None:
