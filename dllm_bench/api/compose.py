@@ -248,8 +248,8 @@ def checkpoint_overrides(source: str) -> list[str]:
 
 
 def as_override(key: str, value: Any) -> str:
-    """Return the override that sets a key to a value: None, a number, a text, a path, or a list of
-    these. A text stays as it is, quotes, backslashes and `${` included."""
+    """Return the override that sets a key to a value: None, a number (NumPy's included), a text, a
+    path, or a list of these. A text stays as it is, quotes, backslashes and `${` included."""
     try:
         return f"{key}={as_hydra_writes(value)}"
     except TypeError as error:
@@ -258,6 +258,8 @@ def as_override(key: str, value: Any) -> str:
 
 def as_hydra_writes(value: Any) -> str:
     """Return a value in Hydra's grammar of overrides; TypeError for one of another kind."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()  # of NumPy or pandas, as a sweep over an array gives it
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(as_hydra_writes, value))}]"
     if not isinstance(value, (str, os.PathLike)):

@@ -96,8 +96,12 @@ def generate_with(
         **{name: settings[name] for name in WRAPPING if name in settings},
     )
     assert given is not None
-    prompts = _prompts(given, settings.get("attention_mask"))
-    generations = _decode(wrapped, instantiate(decoder, "decoder"), prompts, new, seed)
+    chosen: Any = instantiate(decoder, "decoder")
+    spec = spec_of(wrapped, chosen, seed=seed, batch=len(given))
+    check_batched(spec)
+    prompts = enumerate(_prompts(given, settings.get("attention_mask")))
+    asked = [ready(spec, chosen, wrapped, Request(str(i), tuple(ids), new)) for i, ids in prompts]
+    generations = decode_together(wrapped, chosen, asked, len(asked))
     sequences = _padded(given, generations, wrapped)
     whole = settings.get("return_dict_in_generate")
     return GenerateOutput(sequences, generations) if whole else sequences
@@ -108,19 +112,6 @@ def _prompts(ids_BT: Tensor, attention_mask_BT: Tensor | None) -> list[list[int]
     seen_BT = torch.ones_like(ids_BT) if attention_mask_BT is None else attention_mask_BT
     pairs = zip(ids_BT, seen_BT.bool(), strict=True)
     return [list(ids_T[seen_T].tolist()) for ids_T, seen_T in pairs]
-
-
-def _decode(
-    model: LoadedModel, decoder: Any, prompts: Sequence[Sequence[int]], new: int, seed: int
-) -> list[Generation]:
-    """Return the generation of each prompt, all in one batch."""
-    spec = spec_of(model, decoder, seed=seed, batch=len(prompts))
-    check_batched(spec)
-    requests = [
-        ready(spec, decoder, model, Request(str(i), tuple(ids), new))
-        for i, ids in enumerate(prompts)
-    ]
-    return decode_together(model, decoder, requests, len(requests))
 
 
 def _padded(ids_BT: Tensor, generations: Sequence[Generation], model: LoadedModel) -> Tensor:

@@ -185,10 +185,9 @@ def lm_eval_samples(record: RunRecord, rows: Iterator[Plain]) -> Iterator[Plain]
     """Yield the lines of lm-eval's `samples_*.jsonl`."""
     metric, key = primary_of(record)
     for number, row in enumerate(rows):
-        doc = {name: row[name] for name in ("id", "prompt", "gold")}
         yield {
             "doc_id": number,
-            "doc": doc,
+            "doc": {name: row[name] for name in ("id", "prompt", "gold")},
             "target": row["gold"],
             "arguments": {"gen_args_0": {"arg_0": row["prompt"], "arg_1": {}}},
             "resps": [[row["text"]]],
@@ -331,7 +330,6 @@ def eee_result(record: RunRecord, score: MeanScore, dataset: str | None) -> Plai
     decoded."""
     spec, name = record.spec, record.spec.benchmark.name
     metric, key = primary_of(record)
-    further = {**record.scores, **measured(record)}
     source = {"source_type": "hf_dataset", "hf_repo": dataset}
     if not dataset:  # the benchmark's data are in this package
         source = {"source_type": "other", "source_id": name}
@@ -347,7 +345,7 @@ def eee_result(record: RunRecord, score: MeanScore, dataset: str | None) -> Plai
         },
         "score_details": {
             "score": score.mean,
-            "details": as_details(further),
+            "details": as_details({**record.scores, **measured(record)}),
             "uncertainty": {
                 "standard_error": {"value": standard_error(record), "method": "analytic"},
                 "confidence_interval": {

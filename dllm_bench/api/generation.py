@@ -46,7 +46,7 @@ from dllm_bench.runs.dependencies import Loaded
 from dllm_bench.runs.runner import ready, require_memory, sample_record, timed
 from dllm_bench.runs.sessions import check_batched
 from dllm_bench.site.decoding_order import DecodingOrder, colours_of_forward, decoding_order
-from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup
+from dllm_bench.store.groups import BenchmarkGroup, Hardware, ModelGroup, Seed
 from dllm_bench.store.inputs import decoder_of, model_spec, resolve_model
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
@@ -288,9 +288,9 @@ def generate(
     DllmBenchError if model, decoder and settings do not fit together.
     """
     several, stops = as_list(prompts), as_stops(stop)
-    batch = as_whole("batch", batch, Positive)
+    batch, seed = as_whole("batch", batch, Positive), as_whole("seed", seed, Seed)
     if max_new_tokens is not None:
-        max_new_tokens = as_whole("max_new_tokens", max_new_tokens, int)
+        max_new_tokens = as_whole("max_new_tokens", max_new_tokens, Positive)
     if on_commit is not None and batch != 1:
         raise DllmBenchError(
             f"on_commit follows one request at a time, and batch={batch} was given; leave one out."

@@ -344,8 +344,8 @@ def compare(*runs: RunRecord | str, results: str | Path | None = None) -> RunCom
     prints; `.scores` are the tests, `.to_pandas()` the metrics.
     """
     if len(runs) < 2:
-        given = ", ".join(one for one in runs if isinstance(one, str)) or "a record"
-        raise DllmBenchError(f"compare was given one run, {given}; name two or more (see status).")
+        given = ", ".join(map(str, runs)) or "none"
+        raise DllmBenchError(f"compare got {given}; name two or more, one by one (see status).")
     return RunComparison(tuple(sealed_records(runs, results)))
 
 
@@ -435,6 +435,9 @@ def titles(records: Sequence[RunRecord]) -> list[str]:
 
 def score_line(first: RunRecord, second: RunRecord) -> str:
     """Return the difference of two runs' scores on shared samples, with its test and verdict."""
+    names = f"{first.spec.short} and {second.spec.short}"
+    if not (first.values and second.values) and shared_ids([first, second]):
+        return f"{names}: no score, since nothing is graded in one of them or in both"
     result = accuracy.compare(first.values, second.values)
     verdict = "the runs differ" if result.differs else "no difference is shown"
     known = "contains 0" if result.low <= 0 <= result.high else "has no width"
@@ -443,9 +446,8 @@ def score_line(first: RunRecord, second: RunRecord) -> str:
         reason = f"McNemar's exact test, p = {result.p_value:.3g}"
     difference, low, high = (f"{100 * x:+.1f}" for x in (result.value, result.low, result.high))
     return (
-        f"{first.spec.short} and {second.spec.short}: score {_graded(first, second)} and "
-        f"{_graded(second, first)} %, difference {difference} [{low}, {high}] points on {result.n} "
-        f"shared samples: {verdict} ({reason})"
+        f"{names}: score {_graded(first, second)} and {_graded(second, first)} %, difference "
+        f"{difference} [{low}, {high}] points on {result.n} shared samples: {verdict} ({reason})"
     )
 
 

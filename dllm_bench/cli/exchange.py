@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,7 +94,8 @@ def export(arguments: Namespace) -> int:
     with explain_write_errors(out):
         make_folder(out)
         chosen = exports.Export(entries, TextSource(compose), out, *publisher)
-        return listed(getattr(exports, f"to_{arguments.to.replace('-', '_')}")(chosen))
+        paths = getattr(exports, f"to_{arguments.to.replace('-', '_')}")(chosen)
+        return print_lines(f"written: {path}" for path in paths)
 
 
 def export_decoder(words: list[str], folder: Path) -> int:
@@ -109,12 +110,8 @@ def export_decoder(words: list[str], folder: Path) -> int:
     from dllm_bench.api import custom_generate
 
     with explain_write_errors(folder):
-        return listed(custom_generate.export(name, decoder_of(plain), folder))
-
-
-def listed(paths: Iterable[Path | str]) -> int:
-    """Print what was written."""
-    return print_lines([f"written: {path}" for path in paths])
+        paths = custom_generate.export(name, decoder_of(plain), folder)
+        return print_lines(f"written: {path}" for path in paths)
 
 
 # --- lm-eval --------------------------------------------------------------------------------------

@@ -90,9 +90,11 @@ def status_rows(
     rows = [{**row, "settings": apart.get(row["run"], "")} for row in rows]
     rows = [row for row in rows if all(any(w in row[name] for name in WORDS) for w in words)]
     if column in NUMBERS:
-        rows = sorted(rows, key=lambda row: -(row.get(column) or 0))
+        rows.sort(key=lambda row: -(row.get(column) or 0))
+    elif column == "done":
+        rows.sort(key=lambda row: -int(row.get("done", "0/?").partition("/")[0]))
     elif column:
-        rows = sorted(rows, key=lambda row: row.get(column, ""))
+        rows.sort(key=lambda row: row[column])
     return rows, damages
 
 
@@ -165,8 +167,7 @@ def table_lines(tables: Path) -> Iterator[str]:
     for path in matching(tables, "*/*.json"):
         name = f"{path.parent.name}/{path.stem}"
         try:
-            cells = json.loads(stored_bytes(path) or b"")["cells"]
-            states = [cell["state"] for cell in cells]
+            states = [cell["state"] for cell in json.loads(stored_bytes(path) or b"")["cells"]]
         except (ValueError, LookupError, TypeError, DllmBenchError):
             yield f"table {name}: {path} cannot be read; `dllm-bench table {name}` writes it again"
             continue
@@ -248,9 +249,10 @@ HEADINGS = {"attained": "at the level", "wait_s": "wait s"}  # others follow fro
 
 def simulate(arguments: Namespace) -> int:
     """Simulate, print the points, and write them in full precision if requested."""
-    store = open_store(arguments)
-    points = simulated(arguments, [store.find(name) for name in arguments.runs])
-    rows = list(map(asdict, points))
+    if arguments.raw and arguments.temperatures:
+        raise DllmBenchError("--raw leaves out what --temperatures names; give one of them.")
+    entries = list(map(open_store(arguments).find, arguments.runs))
+    rows = list(map(asdict, simulated(arguments, entries)))
     if arguments.out:
         write_atomic(arguments.out, csv_text(list(rows[0]), rows))
     heads = [HEADINGS.get(n) or n.replace("_per_", "/").replace("_", "/") for n in rows[0]]

@@ -32,6 +32,8 @@ def given_fields(arguments: Namespace, job: Any) -> dict[str, Any]:
 
 def train_filter(arguments: Namespace) -> int:
     """Train a filter on a model's own traces, or only collect these."""
+    if arguments.flan and (arguments.prompts or arguments.benchmarks):
+        raise DllmBenchError("--flan gives all prompts; leave out --prompts and --benchmark.")
     config = compose([f"model={arguments.model}"])
     from dllm_bench.training import filters
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -59,8 +60,9 @@ def test_a_run_is_the_run_of_the_command_line(runs) -> None:
     choice = ["decoder=fast_dllm", "decoder.select.tau=0.5", f"paths.results={folder}", *command]
     assert main(["run", *choice]) == 0
     assert len(db.records(folder)) == 3
-    decoder = db.decoder("fast_dllm", **{"select.tau": 0.5})
-    again = db.run("tiny-llada", decoder, "minigsm", results=folder, **SETTINGS)
+    decoder = db.decoder("fast_dllm", **{"select.tau": np.linspace(0.5, 1, 2)[0]})
+    counted = {**SETTINGS, "limit": np.int64(2)}  # numbers as a sweep over an array has them
+    again = db.run("tiny-llada", decoder, "minigsm", results=folder, **counted)
     assert again.identity_hash == first.identity_hash
 
 

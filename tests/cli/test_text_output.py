@@ -76,6 +76,9 @@ def test_comparison_speaks_of_shared_samples_and_calls_no_difference_without_gro
     assert "no difference is shown (McNemar's exact test, p = 1)" in text
     clear = str(RunComparison((record([1.0] * 20), record([0.0] * 20))))
     assert "the runs differ (McNemar's exact test, p = 1.91e-06)" in clear
+    columns = record([1.0, 0.0]).columns
+    none = replace(record([1.0, 0.0]), columns={**columns, "value": [None, None]})
+    assert "no score, since nothing is graded" in str(RunComparison((none, none)))
     shares = str(RunComparison((record([0.5, 0.6] * 10), record([0.4] * 20))))
     assert "the runs differ (the interval of paired resamples excludes 0)" in shares
 
@@ -106,12 +109,15 @@ def test_board_shows_sealed_and_partial_runs_but_compares_only_sealed_ones(tmp_p
 
 def test_runs_are_told_apart_chosen_and_sorted(command, tmp_path) -> None:
     scores = enumerate(([1.0, 0.0], [1.0, 1.0], [0.0, 0.0]))
-    store_of(tmp_path, *(record(values, seed=seed) for seed, values in scores))
+    store = store_of(tmp_path, *(record(values, seed=seed) for seed, values in scores))
+    start(store, spec(seed=3), done=10, total=12)
 
     def rows(*options: str) -> list[Any]:
         return list(json.loads(command("status --json", *options)))
 
-    assert [row["settings"] for row in rows("--sort", "score")] == ["seed 1", "seed 0", "seed 2"]
+    found = [row["settings"] for row in rows("--sort", "score")]
+    assert found[:2] == ["seed 1", "seed 0"] and {*found[2:]} == {"seed 2", "seed 3"}
+    assert rows("--sort", "done")[0]["settings"] == "seed 3", "10/12 is more than 2/2"
     assert [row["score"] for row in rows("--where", "seed 2")] == [0.0]
     assert rows("--where", "seed 2", "seed 1") == []
     assert "did you mean 'score'?" in command("status --sort scor", code=2)
