@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -205,6 +205,9 @@ def update_cards(results: Path) -> None:
 
 
 if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", type=Path, help="results directory of the cards")
+    results = parser.parse_args().results
     planner = Planner.cached(SettingsCache(REFERENCE, compose), Store(REFERENCE / "runs"))
     found = stored_findings(planner, judge_stored(load_profile(EMBEDDED), planner))
     readme = ROOT / "README.md"
@@ -217,5 +220,5 @@ if __name__ == "__main__":
         page = ROOT / "docs" / name
         page.write_text(between(page.read_text(), begin, listed, end))
     FINDINGS.write_text(findings_page(found))
-    if len(sys.argv) > 1:
-        update_cards(Path(sys.argv[1]))
+    if results:
+        update_cards(results)
