@@ -27,7 +27,7 @@ from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import COMMANDS, main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import ADAPTERS
-from dllm_bench.paths import assets_dir, options, read_yaml
+from dllm_bench.paths import options, read_yaml
 from tests.tiers import covering
 
 Capture = pytest.CaptureFixture[str]
@@ -208,23 +208,15 @@ def test_doctor_looks_where_results_are_asked_for(capsys: Capture, tmp_path: Pat
     assert line.endswith(str(tmp_path))
 
 
-def test_only_a_manifest_that_was_written_is_named(command, tmp_path) -> None:
-    assert "manifest" not in command(f"prefetch tiny-llada --to {tmp_path}", here=False)
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_mask_token_is_given_as_its_text() -> None:
     for text in ("model.mask_token=<|mask|>", "model.mask_token='<|mask|>'"):
         assert compose(["model=tiny-llada", text])["model"]["mask_token"] == "<|mask|>"
 
 
-def test_an_autoregressive_layout_is_told_how_to_be_a_diffusion_model(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    shutil.copytree(assets_dir() / "tiny-qwen3", folder)
+def test_an_autoregressive_layout_is_told_how_to_be_a_diffusion_model() -> None:
     with pytest.raises(DllmBenchError, match=r"model\.attention_form=full"):
-        db.generate(folder, "Tom has 3 apples.", "vanilla", 32)
-    model = db.load_model(folder, attention_form="full")
-    assert model.metadata.name == "mine"
+        db.generate("tiny-qwen3", "Tom has 3 apples.", "vanilla", 32)
+    model = db.load_model("tiny-qwen3", attention_form="full")
     assert len(db.generate(model, "Tom has 3 apples.", "vanilla", 32)) == 1
 
 

@@ -77,7 +77,8 @@ def test_what_a_folder_lacks_is_said(folder: Path, missing: str, words: str) -> 
 
 
 def test_doctor_and_prefetch_take_folders(folder: Path, command) -> None:
-    assert "nothing to fetch" in command("prefetch", f"model='{folder}'", here=False)
+    fetched = command("prefetch", f"model='{folder}'", "--to", f"{folder.parent}", here=False)
+    assert "nothing to fetch" in fetched and "manifest" not in fetched
     said = command("doctor", str(folder), "model.chat=false", "hardware.dtype=bfloat16")
     assert "plain prompts" in said and "run in bfloat16" in said
     (folder / "tokenizer.json").unlink()
