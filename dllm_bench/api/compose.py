@@ -258,8 +258,7 @@ def as_override(key: str, value: Any) -> str:
 
 def as_hydra_writes(value: Any) -> str:
     """Return a value in Hydra's grammar of overrides; TypeError for one of another kind."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()  # of NumPy or pandas, as a sweep over an array gives it
+    value = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or pandas
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(as_hydra_writes, value))}]"
     if not isinstance(value, (str, os.PathLike)):

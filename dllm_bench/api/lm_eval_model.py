@@ -78,8 +78,7 @@ class DllmBenchLM(LM):
 
     def _answer(self, prompt: str, settings: Mapping[str, Any]) -> str:
         budget, stops = generation_settings(settings)
-        raw = self._generate(self._turns.get(prompt, prompt), budget, stops)
-        text = cut_at_stop(raw, stops)
+        text = cut_at_stop(self._generate(self._turns.get(prompt, prompt), budget, stops), stops)
         self.cache_hook.add_partial("generate_until", (prompt, settings), text)
         return text
 

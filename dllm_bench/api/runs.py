@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 BY_POSITION = "acceptance/conditional acceptance/survival calibration/ece calibration/auroc".split()
 """Metrics of a position of the draft."""
 FORMS = ("png", "svg")  # of pictures
+ONLY_EMPTY: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+"""How pandas reads a csv in which only empty cells are missing: a facet may be called None."""
 FRAME_HEIGHT = 600  # pixels of a table in a notebook
 
 
@@ -502,7 +504,7 @@ class Table:
         runs."""
         import pandas as pd
 
-        return pd.read_csv(io.StringIO(as_csv(self.built)))
+        return pd.read_csv(io.StringIO(as_csv(self.built)), **ONLY_EMPTY)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {status}" for status, n in self.built.status_counts().items())
@@ -580,7 +582,7 @@ def figure(name: str, *, profile: str = EMBEDDED, results: str | Path | None = N
     drawn, store = load_figure(str(name)), open_store(results)
     planned = planned_table(drawn.table, profile, store)
     built = points.build_figure(drawn, planned.profile, planned.cells, store)
-    numbers = pd.read_csv(io.StringIO(draw.as_csv(built)))
+    numbers = pd.read_csv(io.StringIO(draw.as_csv(built)), **ONLY_EMPTY)
     return Picture(draw.headline(built), numbers, lambda form: draw.images(built)[form])
 
 

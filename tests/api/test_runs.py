@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
 import dllm_bench as db
+from dllm_bench.api.runs import Table
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.trade_off import draw, looks, place_names
@@ -133,6 +135,12 @@ def test_short_forms_are_one_line(runs) -> None:
         (db.compare(record, other), "RunComparison(fast_dllm"),
     ):
         assert part in repr(shown) and len(repr(shown)) < 200 and "\n" not in repr(shown)
+
+
+def test_a_facet_may_be_called_none(monkeypatch) -> None:
+    monkeypatch.setattr("dllm_bench.api.runs.as_csv", lambda _: "cache,low\nNone,\nNA,1\n")
+    frame = Table(Mock()).to_pandas()
+    assert list(frame.cache) == ["None", "NA"] and list(frame.low.isna()) == [True, False]
 
 
 def test_a_notebook_shows_a_view_that_escapes(runs) -> None:
