@@ -96,7 +96,7 @@ def make_with_slurm(changes: Sequence[str]) -> None:
 
     if any(config.hardware.name == "auto" for config in _for_slurm):
         show_error("hardware=auto means this machine's; choose hardware=… where the nodes differ")
-    store = store_of(_for_slurm[0])
+    store = Store.in_results(_for_slurm[0].paths.results)
     specs = [RunSpec.from_config(config) for config in _for_slurm]
     before = [look_up((), spec, store).record for spec in specs]
     by_items = sorted(specs, key=lambda spec: spec.limit or math.inf)
@@ -116,7 +116,7 @@ def wait_for_busy(several: bool) -> None:
     while _busy:
         config = _busy.pop(0)
         try:
-            spec, store = RunSpec.from_config(config), store_of(config)
+            spec, store = RunSpec.from_config(config), Store.in_results(config.paths.results)
             store.wait_for(spec, partial(show_state, spec.folder))
             measure(config, several)
         except BusyError:
@@ -130,11 +130,6 @@ def show_state(folder: str, text: str) -> None:
     show_error(f"{folder}: {text}")
 
 
-def store_of(config: RunConfig) -> Store:
-    """Return the store of a composed configuration."""
-    return Store.in_results(config.paths.results)
-
-
 def measure(config: RunConfig, brief: bool) -> None:
     """Make the run of a composed configuration, or look it up, and print its metrics.
 
@@ -145,7 +140,7 @@ def measure(config: RunConfig, brief: bool) -> None:
     from dllm_bench.runs import rescore
 
     spec = RunSpec.from_config(config)
-    store = store_of(config)
+    store = Store.in_results(config.paths.results)
     known = store.record(spec)
     record = run_spec(spec, store=store, progress=RunProgress(ends_with_line=not brief))
     if config.retry_errors and JUDGE_ERROR in record.verdicts:
@@ -198,7 +193,7 @@ def estimate_lines(config: RunConfig) -> Iterator[str]:
 
     hardware = resolve_hardware(config.hardware)
     here = RunConfig({**config, "hardware": dict(hardware)})
-    measured = cost.measured_runs(store_of(config))
+    measured = cost.measured_runs(Store.in_results(config.paths.results))
     run_here = PlannedRun((), CellState.MISSING, config=here)
     yield f"cost: {cost.cost_in_words([cost.CostModel([], measured).estimate(run_here)])}"
     if config.model.is_served:

@@ -47,7 +47,9 @@ def train_filter(arguments: Namespace) -> int:
     else:
         out = arguments.out or folder / "filters" / job.name(model.name)
         filters.train(job, model, out, folder / "traces")
-    return print_written(out, f"decoder=learn2pd {filters.SOURCE}={out}")
+    block = "" if arguments.source else f" decoder.schedule.block={job.block}"
+    use = f"model={arguments.model} decoder=learn2pd{block} {filters.SOURCE}={out}"
+    return print_written(out, use)
 
 
 def train_drafter(arguments: Namespace) -> int:
@@ -69,9 +71,9 @@ def train_drafter(arguments: Namespace) -> int:
     texts = drafters.texts_of(job, loaded, spec.chat, file)
     if arguments.texts_only:
         return print_lines([f"written: {file}"])
-    rows = folder / f"rows-{weights[:10]}"
-    drafters.DrafterTraining.start(job, loaded, texts, rows).run(out)
-    return print_written(out, f"decoder={job.decoder} decoder.draft.drafter.source={out}")
+    drafters.DrafterTraining.start(job, loaded, texts, folder / f"rows-{weights[:10]}").run(out)
+    use = f"model={arguments.model} decoder={job.decoder} decoder.draft.drafter.source={out}"
+    return print_written(out, use)
 
 
 def drafter_job(arguments: Namespace) -> DrafterJob:

@@ -458,7 +458,7 @@ def test_the_command(tmp_path: Path, command) -> None:
     out = tmp_path / "drafter"
     gold = f"--layers 1 --prompts 12 --steps 2 --texts gold --rows 2 --out {out}"
     said = command(f"{start} --benchmark ministory {gold}")
-    assert f"decoder=dflash decoder.draft.drafter.source={out}" in said
+    assert f"model=tiny-qwen3 decoder=dflash decoder.draft.drafter.source={out}" in said
     assert "minimath, ministory, in turn" in (out / "CARD.md").read_text()
     facts = TrainedBlockDrafter(str(out)).config
     assert (facts.slots, facts.feature_layers) == (7, (0, 1, 2))

@@ -241,7 +241,8 @@ def test_the_command_collects_once_and_writes_a_filter_that_decodes(tmp_path, co
     assert str(file) in printed
     out = folder / "tiny-llada-block8"
     assert {*folder.iterdir()} == {out, folder / "tiny-llada-block8-layers1"}
-    assert f"decoder=learn2pd decoder.select.first.head.source={out}" in printed
+    use = f"decoder=learn2pd decoder.schedule.block=8 decoder.select.first.head.source={out}"
+    assert f"use it: model=tiny-llada {use}" in printed
     learned = LearnedFilter(str(out))
     facts = learned.metadata
     assert (learned.block, facts.model, facts.labels) == (8, "tiny-llada", "masked")
