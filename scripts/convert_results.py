@@ -2,11 +2,12 @@
 
     .venv/bin/python -m scripts.convert_results OLD NEW
 
-OLD is a results directory, whose runs are a folder or an archive; NEW is a new one. Runs that differ
-only in their number of items become one, the largest, since a run continues with more items.
-Records, samples and token replays are converted, of an archive the records alone; the dataset hash of an embedded task becomes that
-of its frozen items, if the run had these items. Runs of version 0.1, which name
-pieces by module path, are converted too. What cannot be converted is named and left out.
+OLD is a results directory, whose runs are a folder or an archive; NEW is a new one. Runs that
+differ only in their number of items become one, the largest, since a run continues with more items.
+Of a folder, records, samples and token replays are converted, of an archive the records; the
+dataset hash of an embedded task becomes that of its frozen items, if the run had these items. Runs
+of version 0.1, which name pieces by module path, are converted too. What cannot be converted is
+named and left out.
 """
 
 from __future__ import annotations

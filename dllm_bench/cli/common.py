@@ -91,7 +91,7 @@ def as_model(word: str) -> str:
 def configured_paths(arguments: Namespace) -> Paths:
     """Return the `paths` group of the configuration; `--results` replaces its results directory."""
     paths = default_paths() or compose([]).paths
-    return Paths({**paths, **({"results": arguments.results} if arguments.results else {})})
+    return Paths(paths if arguments.results is None else {**paths, "results": arguments.results})
 
 
 def training_folder(arguments: Namespace) -> Path:

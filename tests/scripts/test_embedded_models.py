@@ -420,13 +420,6 @@ def test_ids_follow_the_pieces_and_later_ones_leave_texts_of_the_first_tasks_as_
         assert TOKENIZER(text).input_ids == first(text).input_ids
 
 
-def test_chat_template_wraps_the_plain_prompt() -> None:
-    turns = [{"role": "user", "content": "Question: 1?\nAnswer:"}]
-    tokenizer = embedded.build_tokenizer(chat=True)
-    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    assert text == "<|user|>Question: 1?\nAnswer:<|eot|><|assistant|>"
-
-
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
 def test_asset_is_small_and_its_ids_agree(folder: Path) -> None:
     assert sum(f.stat().st_size for f in folder.iterdir()) <= MAX_ASSET_BYTES
