@@ -143,7 +143,7 @@ def looks(decoders: Iterable[str]) -> dict[str, style.Look]:
         own = f"{name.partition('+')[0]}_"
         families = [key for key in style.known_looks() if key and own.startswith(f"{key}_")]
         look = style.look(max(families, key=len)) if families else UNKNOWN
-        free = (m for m in (look.marker, *"osD^vPX*<>phH8d") if (look.colour, m) not in used)
+        free = (m for m in (look.marker, *style.MARKERS) if (look.colour, m) not in used)
         found[name] = replace(look, marker=next(free, look.marker))
         used.add((look.colour, found[name].marker))
     return found
