@@ -25,14 +25,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dllm_bench.core.declared import Amount, CheckedFields
+from dllm_bench.core.declared import UNBOUNDED, Amount, CheckedFields, Range
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, first_end
 from dllm_bench.decoding.speculative import SpeculativeDecoder
@@ -42,7 +42,7 @@ from dllm_bench.models.drafter_config import DRAFT_IDS, TARGET_TABLES
 from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork, DraftNetwork
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.text import library_errors_named
-from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.models.transformer import EMBEDDING_TAP, TransformerDenoiser
 from dllm_bench.store import files
 from dllm_bench.store.files import Appender, atomic_path, is_file, lstat, make_folder, matching
 from dllm_bench.training import DRAFTER_BENCHMARKS, loop, prompts
@@ -93,8 +93,8 @@ class DrafterJob(CheckedFields):
     flan: Path | None = None
     """A directory of FLAN rows that takes its turn with the benchmarks."""
     prompts: int = 2000
-    max_new_tokens: int = 96
-    """Most tokens of an answer."""
+    max_new_tokens: Annotated[int, Range(2, UNBOUNDED)] = 96
+    """Most tokens of an answer; the first of them is no label."""
     rows: int = 32
     """Texts of a step."""
     anchors: int = 16
@@ -125,6 +125,8 @@ class DrafterJob(CheckedFields):
             raise DllmBenchError(f"EAGLE-3 has one layer, {self.layers} were asked for; give 1.")
         if self.store_gib and not self.draft_vocab:
             raise DllmBenchError("--store-gib needs a draft vocabulary; give --draft-vocab too.")
+        if self.head == "selector" and self.slots < 2:
+            raise DllmBenchError("DFlash 2 drafts after its first slot; give --slots 2 or more.")
         if self.draft_vocab and self.head == "selector":
             raise DllmBenchError("DFlash 2 has no draft vocabulary; leave out --draft-vocab.")
         if self.chain and self.shares != LossShares():
@@ -203,9 +205,9 @@ KINDS: Mapping[str, DrafterJob] = {
 
 def feature_layers(layers: int) -> tuple[int, ...]:
     """Return the target's layers that the drafter reads: evenly spaced from the second one, never
-    the last."""
+    the last; of a target of one layer its embedding."""
     if layers < MANY_LAYERS:
-        return tuple(range(layers - 1))
+        return tuple(range(layers - 1)) or (EMBEDDING_TAP,)
     return tuple(round(1 + i * (layers - 4) / (FEATURE_LAYERS - 1)) for i in range(FEATURE_LAYERS))
 
 

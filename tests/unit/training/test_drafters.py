@@ -412,7 +412,7 @@ def test_rate_and_taps() -> None:
     rates = [learning_rate_factor(step, 100) for step in range(101)]
     assert (rates[:5], rates[-1]) == ([0.25, 0.5, 0.75, 1.0, 1.0], pytest.approx(0.0))
     assert rates[4:] == sorted(rates[4:], reverse=True)
-    taps = {36: (1, 9, 17, 25, 33), 40: (1, 10, 19, 28, 37), 4: (0, 1, 2)}
+    taps = {36: (1, 9, 17, 25, 33), 40: (1, 10, 19, 28, 37), 4: (0, 1, 2), 1: (-1,)}
     assert {layers: training.feature_layers(layers) for layers in taps} == taps
 
 
@@ -424,6 +424,8 @@ def test_what_cannot_be_trained_is_one_sentence(tmp_path, command) -> None:
         "text_seed .* from 0 to": lambda: replace(JOB, text_seed=10**14),
         "one layer": lambda: DrafterJob(chain=True, layers=2),
         "hold out": lambda: DrafterJob(prompts=1),
+        "max_new_tokens 1": lambda: replace(JOB, max_new_tokens=1),
+        "after its first slot": lambda: replace(KINDS["dflash2"], slots=1),
         "give 'target' or 'gold'": lambda: replace(JOB, texts="mine"),  # type: ignore[arg-type]
         "loss of its own": lambda: replace(KINDS["eagle3"], shares=LossShares(ce=1.0)),
         "one of them above 0": lambda: LossShares(ce=0.0, l1=0.0),
