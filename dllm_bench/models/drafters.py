@@ -8,23 +8,18 @@ is cheap: transformers is imported when a network is built.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Target
 from dllm_bench.models import checkpoint, sources
 from dllm_bench.models.adapters import ADAPTERS, PublishedConfig, value
 from dllm_bench.models.drafter_config import (
-    TARGET_TABLES,
     DrafterConfig,
     architecture,
     read_drafter_config,
@@ -220,16 +215,3 @@ def freeze_tables(network: DraftNetwork) -> DraftNetwork:
     for name in TABLES:
         getattr(network, name).requires_grad_(False)
     return network
-
-
-def save_drafter(folder: Path, published: PublishedConfig, weights: Mapping[str, Tensor]) -> None:
-    """Write config.json and model.safetensors, in bfloat16 and without the target's tables."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {**published, TARGET_TABLES: True}
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    stored = {
-        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, weight in weights.items()
-        if name.partition(".")[0] not in TABLES
-    }
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})

@@ -427,7 +427,9 @@ class DrafterTraining(Training):
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        return self.network.state_dict()
+        """What is learned: all but the target's tables."""
+        learned = self.network.named_parameters()
+        return {name: weight.data for name, weight in learned if weight.requires_grad}
 
     def rows(self, texts: list[TrainingText]) -> TargetRows:
         """Return what the target computes for a batch of texts."""
@@ -484,9 +486,16 @@ class DrafterTraining(Training):
         return {f"held_out_{name}": value for name, value in numbers(loss).items()}
 
     def write(self, out: Path) -> None:
-        drafter_files.save_drafter(out, self.published, self.network.state_dict())
+        """Write config.json and model.safetensors, in bfloat16."""
+        config = {**self.published, TARGET_TABLES: True}
+        files.write_atomic(out / "config.json", json.dumps(config, indent=1) + "\n")
+        stored = {
+            name: w.to("cpu", torch.bfloat16).contiguous() for name, w in self.weights.items()
+        }
+        with atomic_path(out / "model.safetensors") as temporary:
+            save_file(stored, temporary, metadata={"format": "pt"})
 
     def facts(self) -> dict[str, Any]:
-        learned = sum(w.numel() for w in self.network.parameters() if w.requires_grad)
+        learned = sum(weight.numel() for weight in self.weights.values())
         model = self.loaded.metadata.name
         return {"model": model, "learned": learned, "facts": self.network.drafter_config}
