@@ -13,6 +13,7 @@ choice, BINS is that of DeepSpec's recorder. All functions are pure; plots are m
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ def speculative_columns(trace: Trace, born: Sequence[int], ids: Sequence[int]) -
     if all(row.survival for _, row in verified):
         columns["survival"] = [list(row.survival) for _, row in verified]
     if all(len(row.drafted) >= row.proposed for _, row in verified):  # older traces lack the rest
-        starts = [sum(forward < index for forward in born) for index, _ in verified]
+        starts = [bisect_left(born, index) for index, _ in verified]
         pairs = zip(verified, starts, strict=True)
         columns["right"] = [right_tokens(row, ids[start:]) for (_, row), start in pairs]
     return columns

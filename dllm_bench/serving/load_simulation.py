@@ -23,6 +23,7 @@ made in the forward that verifies the last one.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -255,7 +256,7 @@ def drafts_of_text(
                 "choose a run of another decoder.draft."
             )
         if row.kind == ForwardKind.VERIFY:
-            follows = ids[sum(forward < index for forward in born) :]
+            follows = ids[bisect_left(born, index) :]
             right = common_prefix(row.drafted, follows)
             drafts.append(StoredDraft(row.survival, len(row.drafted), right, len(follows)))
     return tuple(drafts)
