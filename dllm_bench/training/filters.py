@@ -48,7 +48,7 @@ from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.inputs import model_hashes, model_spec
 from dllm_bench.store.spec import digest, slug
 from dllm_bench.training import FILTER_BENCHMARKS, prompts
-from dllm_bench.training.loop import Countdown, Point, Report, command, write_report
+from dllm_bench.training.loop import Countdown, Point, Report, Seed, command, write_report
 
 SAVE_EVERY_S = 60.0
 Row = tuple[Tensor, Tensor, Tensor]
@@ -82,7 +82,7 @@ class FilterJob(CheckedFields):
     """Positions that the loss reads; "all" as in the authors' code."""
     epochs: int = 5000
     lr: Annotated[float, Range(0, 1e6, above=True)] = 1e-3
-    seed: int = 0
+    seed: Seed = 0
     prompts: int = 400
     benchmarks: tuple[str, ...] = FILTER_BENCHMARKS
     """Embedded tasks whose train splits give the prompts, in turn."""

@@ -278,22 +278,17 @@ SEVERAL = " --benchmark minicode --benchmark minigsm --gen-length 128"
 
 
 @pytest.mark.parametrize("arguments", ["", " --layers 4 --all-blocks --labels all", SEVERAL])
-def test_a_card_names_the_command_it_was_made_with(arguments, monkeypatch, command) -> None:
-    made: list[FilterJob] = []
-    monkeypatch.setattr(training, "train", lambda job, model, out, folder: made.append(job))
-    given = f"train filter tiny-llada{arguments}"
+@pytest.mark.parametrize("model", ["tiny-llada", str(assets_dir() / "tiny-llada")])
+def test_a_card_names_the_command_it_was_made_with(model, arguments, monkeypatch, command) -> None:
+    """The folder is named after the model's name, or after that of its folder."""
+    made: list[tuple[FilterJob, Path]] = []
+    monkeypatch.setattr(training, "train", lambda job, model, out, folder: made.append((job, out)))
+    given = f"train filter {model}{arguments}"
     command(given)
-    written = made[0].command("tiny-llada").removeprefix("dllm-bench ")
+    written = made[0][0].command("tiny-llada").removeprefix("dllm-bench ")
     command(written)
     assert made[0] == made[1]
     assert len(written.split()) == len(given.split())
-
-
-def test_a_filter_of_a_folder_has_the_folders_name(monkeypatch, tmp_path, command) -> None:
-    made: list[Path] = []
-    monkeypatch.setattr(training, "train", lambda job, model, out, folder: made.append(out))
-    command("train filter", str(assets_dir() / "tiny-llada"))
-    assert made == [tmp_path / "training" / "filters" / "tiny-llada-block32"]
 
 
 @pytest.mark.parametrize(
@@ -303,6 +298,7 @@ def test_a_filter_of_a_folder_has_the_folders_name(monkeypatch, tmp_path, comman
         ("--flan nowhere", "no .jsonl file"),
         ("--block 12", "does not divide"),
         ("--lr 1e38", "lr 1e+38; give a number above 0"),
+        ("--seed 9999999999999999999", "give a whole number from 0 to"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: str, word: str, command) -> None:
