@@ -130,7 +130,7 @@ class Context:
     be kept in it."""
     ahead_DV: Tensor | None = None
     """Logits of the rows that the target fed last after those that predicted the committed tokens;
-    None before the first round and after one whose draft was cut."""
+    None before the first round and after one whose draft was a tree or was cut."""
 
     @property
     def anchor(self) -> int:

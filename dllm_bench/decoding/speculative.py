@@ -250,8 +250,8 @@ class SpeculativeDecoder(ComposedDecoder):
         copied = _copy_to_host(results, drafts)
         for one, verified, draft, logits_RV in zip(active, copied, drafts, logits, strict=True):
             self._commit(one, verified)
-            ahead_DV = logits_RV[len(verified.accepted) + 1 :]
-            one.ahead_DV = ahead_DV if len(logits_RV) > len(draft) else None
+            is_whole_chain = verified.path is None and len(logits_RV) > len(draft)
+            one.ahead_DV = logits_RV[len(verified.accepted) + 1 :] if is_whole_chain else None
 
     def _propose(self, one: _ActiveRequest) -> Proposal:
         """Draft after the committed tokens; the draft is not yet cut."""

@@ -156,6 +156,8 @@ def test_short_answers(draft: Draft, new: int, target: TransformerDenoiser) -> N
     assert generation.emitted == generation.cut["length"] == new
     assert generation.ids[:new] == plain_text(target, PROMPTS[2], new)
     assert (len(generation.trace) == 1) == (new == 1), "the prefill alone decides one token"
+    if isinstance(draft, DFlash2):
+        assert [row.proposed for row in verified(generation)][:1] == [new - 1][: new - 1]
 
 
 # --- caches, trace, requests in turn --------------------------------------------------------------
@@ -187,6 +189,7 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
     class Watched(type(draft)):  # type: ignore[misc]
         def propose(self, context: Context, sampler: Sampler) -> Proposal:
             assert observed.kv.length == context.anchor, "the target holds the prefix"
+            assert context.ahead_DV is None or not isinstance(draft, DDTree), "no tree's logits"
             rounds.append((context, super().propose(context, drawing)))
             assert context.kv is None or context.kv.length == context.anchor, "so does the drafter"
             return rounds[-1][1]
@@ -291,15 +294,6 @@ def test_ngram_proposes_what_followed() -> None:
     assert propose(7, 2, 3, 6, 2) == [3, 6, 2], "a shorter one where there is no longer"
     assert [propose(1, 2, 3), propose(4), propose(4, 4)] == [[], [], [4]]
     assert max(propose(*[VOCAB - 1] * 5)) == VOCAB - 1
-
-
-def test_a_draft_is_no_longer_than_what_is_left(folder: Path, target: TransformerDenoiser) -> None:
-    draft = trained(folder, "dflash2")
-    generation = SpeculativeDecoder(draft).generate(target, Request("left", PROMPTS[1], 4))
-    left = 3
-    for row in verified(generation):
-        assert row.proposed == min(draft.longest, left)
-        left -= row.accepted + 1
 
 
 # --- trees ---------------------------------------------------------------------------------------
