@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.cli.common import compose, open_store, print_failures, print_lines
+from dllm_bench.core.declared import Amount, Count, Probability, fits, refusal
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
 from dllm_bench.metrics.accuracy import percent_of
@@ -268,6 +269,9 @@ def simulated(arguments: Namespace, entries: Sequence[RunEntry]) -> Sequence[Any
     from dllm_bench.methods.drafting import read_temperatures
     from dllm_bench.serving.load_simulation import frontier, under_arrivals
 
+    for name, kind in (("tau", Probability), ("level", Amount), ("seed", Count)):
+        if not fits(value := getattr(arguments, name), kind):
+            raise refusal("simulate", f"--{name}", kind, value)
     is_given = arguments.raw or arguments.temperatures
     given = read_temperatures(arguments.temperatures) if is_given else None
     runs = [run_series.StoredRun(sealed_record(entry), entry.path) for entry in entries]

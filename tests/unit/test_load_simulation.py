@@ -32,7 +32,6 @@ from dllm_bench.methods.drafting import (
     SurvivalThreshold,
     Temperatures,
     read_step_profile,
-    read_temperatures,
 )
 from dllm_bench.methods.trained_drafts import AsynchronousLength, DSpark, HardwareAwareLength
 from dllm_bench.metrics import drafts as draft_metrics
@@ -169,19 +168,6 @@ def test_a_draft_is_held_against_what_follows() -> None:
         verified.served()
 
 
-def test_temperatures_are_read_from_a_file(tmp_path: Path) -> None:
-    assert read_temperatures(None) == Temperatures()
-    file = tmp_path / "t.json"
-    file.write_text(json.dumps({"temperatures": [2, 0.5]}))
-    assert read_temperatures(str(file)) == Temperatures((2.0, 0.5))
-    with pytest.raises(DllmBenchError, match="above 0"):
-        Temperatures((1.0, 0.0))
-    for text in ("{}", "no json", '{"temperatures": 3}'):
-        file.write_text(text)
-        with pytest.raises(DllmBenchError, match="train temperatures RUN"):
-            read_temperatures(str(file))
-
-
 DRAFT = {"_target_": "nowhere", "drafter": {"sha256": "d" * 64, "source": "a place"}}
 FIXED = {"_target_": "length.fixed", "tokens": 0}
 
@@ -297,6 +283,8 @@ def test_what_is_no_load_is_refused(stored, texts, command) -> None:
         (stored(), "measured with tiny-qwen3"),
     ):
         assert words in command(f"simulate {asked}", code=2)
+    for option in ("--tau 2", "--tau nan", "--level nan", "--seed -1"):
+        assert f"has {option[:5]}" in command(f"simulate {asked} {option}", code=2)
 
 
 def test_what_is_simulated_unasked_is_profiled() -> None:

@@ -15,7 +15,12 @@ from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.methods.drafting import StepProfile, read_step_profile
+from dllm_bench.methods.drafting import (
+    StepProfile,
+    Temperatures,
+    read_step_profile,
+    read_temperatures,
+)
 from dllm_bench.registry import describe, instantiate
 from dllm_bench.training.scheduler import ProfileJob, measure, profile_of
 from tests.helpers import Watched, load_denoiser, tiny_checkpoint, tiny_denoiser
@@ -103,5 +108,17 @@ def test_what_is_no_profile_is_refused(text: str | None, tmp_path: Path) -> None
     path = tmp_path / "profile.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(DllmBenchError, match="train sps" if text else "FileNotFoundError"):
-        read_step_profile(str(path))
+    for read, command in (
+        (read_step_profile, "train sps"),
+        (read_temperatures, "temperatures RUN"),
+    ):
+        with pytest.raises(DllmBenchError, match=command if text else "FileNotFoundError"):
+            read(str(path))
+
+
+def test_temperatures_are_read_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"temperatures": [2, 0.5]}')
+    assert read_temperatures(str(tmp_path / "t.json")) == Temperatures((2.0, 0.5))
+    assert read_temperatures(None) == Temperatures()
+    with pytest.raises(DllmBenchError, match="above 0"):
+        Temperatures((1.0, 0.0))
