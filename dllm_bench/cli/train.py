@@ -66,12 +66,12 @@ def train_drafter(arguments: Namespace) -> int:
     name = f"{model.name}-{arguments.drafter}-layers{job.layers}"
     out, spec = arguments.out or folder / name, inputs.model_spec(model)
     loaded = load_model(spec)
-    weights = inputs.weights_hash(model)
-    file = folder / drafters.texts_file(job, weights)
+    target = drafters.target_key(inputs.weights_hash(model), loaded.metadata.dtype)
+    file = folder / drafters.texts_file(job, target)
     texts = drafters.texts_of(job, loaded, spec.chat, file)
     if arguments.texts_only:
         return print_lines([f"written: {file}"])
-    drafters.DrafterTraining.start(job, loaded, texts, folder / f"rows-{weights[:10]}").run(out)
+    drafters.DrafterTraining.start(job, loaded, texts, folder / f"rows-{target}").run(out)
     use = f"model={arguments.model} decoder={job.decoder} decoder.draft.drafter.source={out}"
     return print_written(out, use)
 

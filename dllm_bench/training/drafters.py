@@ -22,7 +22,7 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,6 +45,7 @@ from dllm_bench.models.text import library_errors_named
 from dllm_bench.models.transformer import EMBEDDING_TAP, TransformerDenoiser
 from dllm_bench.store import files
 from dllm_bench.store.files import Appender, atomic_path, is_file, lstat, make_folder, matching
+from dllm_bench.store.lock import BusyError, Lock
 from dllm_bench.training import DRAFTER_BENCHMARKS, loop, prompts
 from dllm_bench.training import drafter_objectives as objectives
 from dllm_bench.training.drafter_objectives import LossShares, TargetRows
@@ -92,7 +93,8 @@ class DrafterJob(CheckedFields):
     """The embedded benchmarks whose train splits give the prompts, in turn."""
     flan: Path | None = None
     """A directory of FLAN rows that takes its turn with the benchmarks."""
-    prompts: int = 2000
+    prompts: Annotated[int, Range(2, UNBOUNDED)] = 2000
+    """One of them at least is held out."""
     max_new_tokens: Annotated[int, Range(2, UNBOUNDED)] = 96
     """Most tokens of an answer; the first of them is no label."""
     rows: int = 32
@@ -117,8 +119,6 @@ class DrafterJob(CheckedFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prompts < 2:
-            raise DllmBenchError(f"{self.prompts} prompts leave none to hold out; give 2 or more.")
         if self.flan is not None and self.texts == "gold":
             raise DllmBenchError("FLAN rows have no answers here; choose texts=target.")
         if self.chain and self.layers != 1:
@@ -224,12 +224,17 @@ def prompts_of(job: DrafterJob) -> list[str]:
     return [text for turn in zip(*given, strict=True) for text in turn][: job.prompts]
 
 
-def texts_file(job: DrafterJob, weights: str) -> str:
-    """Name the file with a target's answers; `weights` is the hash of the target's weights."""
+def target_key(weights: str, dtype: str) -> str:
+    """Name a target in files of its outputs; `weights` is their hash."""
+    return weights[:10] if dtype == "float32" else f"{weights[:10]}-{dtype}"
+
+
+def texts_file(job: DrafterJob, target: str) -> str:
+    """Name the file with a target's answers; `target` is its `target_key`."""
     flan = [] if job.flan is None else [f"flan{prompts.hash_of_rows(job.flan)[:10]}"]
     asked = "-".join([*job.benchmarks, *flan])
     sampling = f"{asked}-temperature{job.temperature:g}-seed{job.answers_seed}-{job.max_new_tokens}"
-    return f"texts-{weights[:10]}-{sampling}.jsonl"
+    return f"texts-{target}-{sampling}.jsonl"
 
 
 def texts_of(
@@ -272,9 +277,23 @@ def generated_texts(
     """Return prompts with the target's own answers, decoded in batches of `BATCH`.
 
     Answers that `file` already holds are not decoded again; new ones are appended to it in the
-    order of the requests, whose ids are their places. DllmBenchError if it holds those to others.
+    order of the requests, whose ids are their places. DllmBenchError if it holds those to others,
+    or if another process appends to it.
     """
-    decoder = SpeculativeDecoder(NoDraft(), temperature=temperature)
+    make_folder(file.parent)
+    is_complete = len(loop.stored_texts(file, loaded.denoiser.vocab_size)) >= len(requests)
+    try:
+        with nullcontext() if is_complete else Lock(file.with_suffix(".lock")):
+            return _answered(loaded, requests, temperature, file, report)
+    except BusyError as error:
+        raise DllmBenchError(
+            f"{file} is being written by {error.owner}; wait for it, then give the command again."
+        ) from None
+
+
+def _answered(
+    loaded: LoadedModel, requests: Sequence[Request], temperature: float, file: Path, report: Report
+) -> list[TrainingText]:
     texts = loop.stored_texts(file, loaded.denoiser.vocab_size)
     for answered, request in zip(texts, requests, strict=False):
         if answered.ids[: answered.prompt] != request.prompt_ids:
@@ -287,6 +306,7 @@ def generated_texts(
     # without a line that a kill cut short
     files.write_atomic(file, "".join(f"{json.dumps(vars(text))}\n" for text in texts))
     countdown, early = loop.Countdown(len(requests), len(texts)), dict[int, TrainingText]()
+    decoder = SpeculativeDecoder(NoDraft(), temperature=temperature)
     with closing(Appender(file)) as stream:
         for one in decoder.generate_stream(loaded.denoiser, requests[len(texts) :], BATCH):  # type: ignore[arg-type]
             place = int(one.request_id)
@@ -489,9 +509,7 @@ class DrafterTraining(Training):
         """Write config.json and model.safetensors, in bfloat16."""
         config = {**self.published, TARGET_TABLES: True}
         files.write_atomic(out / "config.json", json.dumps(config, indent=1) + "\n")
-        stored = {
-            name: w.to("cpu", torch.bfloat16).contiguous() for name, w in self.weights.items()
-        }
+        stored = {name: w.to("cpu", torch.bfloat16) for name, w in self.weights.items()}
         with atomic_path(out / "model.safetensors") as temporary:
             save_file(stored, temporary, metadata={"format": "pt"})
 

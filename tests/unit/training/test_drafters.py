@@ -26,6 +26,7 @@ from dllm_bench.metrics import drafts
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.load import LoadedModel, load_model
+from dllm_bench.store.lock import Lock
 from dllm_bench.training import DRAFTER_KINDS
 from dllm_bench.training import drafter_objectives as objectives
 from dllm_bench.training import drafters as training
@@ -158,6 +159,9 @@ def test_the_targets_own_texts_are_decoded_once(model, tmp_path, monkeypatch) ->
     done = len(begun())
     assert (answered(model, 5, file)[:3], begun()[done:]) == (first, [fifth])
     assert len(file.read_text().splitlines()) == 5
+    file.write_text(file.read_text().splitlines(keepends=True)[0])
+    with Lock(file.with_suffix(".lock")), pytest.raises(DllmBenchError, match="process .*wait"):
+        answered(model, 2, file)
     with pytest.raises(DllmBenchError, match="answers to other prompts"):
         training.generated_texts(model, [Request("0", (1, 2), 20)], 0.0, file)
 
@@ -397,6 +401,7 @@ def test_prompts_of_files_take_their_turn(model: LoadedModel, tmp_path: Path) ->
     assert training.prompts_of(replace(asked, seed=1, text_seed=asked.seed)) == found
     only = replace(asked, benchmarks=(), prompts=4, max_new_tokens=4)
     assert training.texts_file(only, "abc") != training.texts_file(asked, "abc")
+    assert training.target_key("ab" * 32, "bfloat16") != training.target_key("ab" * 32, "float32")
     texts = training.texts_of(only, model, False, tmp_path / "texts.jsonl")
     encode = model.text.encode
     assert [t.ids[: t.prompt] for t in texts] == [(*encode(p),) for p in training.prompts_of(only)]
@@ -423,7 +428,7 @@ def test_what_cannot_be_trained_is_one_sentence(tmp_path, command) -> None:
         "has ce nan": lambda: LossShares(ce=float("nan")),
         "text_seed .* from 0 to": lambda: replace(JOB, text_seed=10**14),
         "one layer": lambda: DrafterJob(chain=True, layers=2),
-        "hold out": lambda: DrafterJob(prompts=1),
+        "prompts 1; give .* 2 or more": lambda: DrafterJob(prompts=1),
         "max_new_tokens 1": lambda: replace(JOB, max_new_tokens=1),
         "after its first slot": lambda: replace(KINDS["dflash2"], slots=1),
         "give 'target' or 'gold'": lambda: replace(JOB, texts="mine"),  # type: ignore[arg-type]
@@ -455,7 +460,7 @@ def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
 def test_the_command(tmp_path: Path, command) -> None:
     start = "train drafter tiny-qwen3 dflash --benchmark minimath"
     said = command(f"{start} --texts-only --prompts 2 --max-new-tokens 4")
-    (file,) = (tmp_path / "training" / "drafters").iterdir()
+    (file,) = (tmp_path / "training" / "drafters").glob("*.jsonl")
     assert f"written: {file}" in said and len(file.read_text().splitlines()) == 2
     out = tmp_path / "drafter"
     gold = f"--layers 1 --prompts 12 --steps 2 --texts gold --rows 2 --out {out}"
