@@ -291,12 +291,9 @@ class Temperatures:
     def probabilities(self, logits: Sequence[float]) -> list[float]:
         """Return the probability that each token is accepted if all before it are."""
         scales = [*self.values, *[1.0] * len(logits)]
-        return [sigmoid(logit / scale) for logit, scale in zip(logits, scales, strict=False)]
-
-
-def sigmoid(logit: float) -> float:
-    """Return 1 / (1 + exp(-logit)) without overflow for any logit."""
-    return (1 + math.tanh(logit / 2)) / 2
+        pairs = zip(logits, scales, strict=False)
+        # 1 / (1 + exp(-x)), without its overflow
+        return [(1 + math.tanh(logit / scale / 2)) / 2 for logit, scale in pairs]
 
 
 def acceptance_probabilities(

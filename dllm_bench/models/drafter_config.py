@@ -154,16 +154,10 @@ def read_deep_spec(published: PublishedConfig) -> DrafterConfig:
 
 
 def read_eagle3(published: PublishedConfig) -> DrafterConfig:
-    """Read DeepSpec's EAGLE-3 config; the chain is as long as training unrolled it
+    """Return a DeepSpec config of EAGLE-3; the chain is as long as training unrolled it
     (`ttt_length`)."""
-    return DrafterConfig(
-        slots=value(published, "ttt_length"),
-        feature_layers=tuple(value(published, "target_layer_ids")),
-        target_layers=value(published, "num_target_layers"),
-        tables=not published.get(TARGET_TABLES, False),
-        chain=True,
-        draft_ids=draft_ids(published),
-    )
+    chain = {**published, "block_size": value(published, "ttt_length"), "mask_token_id": 0}
+    return replace(read_deep_spec(chain), chain=True)
 
 
 READERS: Mapping[str, Callable[[PublishedConfig], DrafterConfig]] = {

@@ -82,9 +82,7 @@ def _context(model: Denoiser, job: ProfileJob) -> tuple[KVCache, Tensor]:
     ids_1L = torch.randint(model.vocab_size, (1, length), generator=generator)
     canvas_1L, kv = ids_1L.to(model.device), model.new_cache(length)
     end = job.context
-    feed = ForwardPlan(
-        ForwardKind.PREFILL, (0, end), (end, end + 1), (0, end), "block_causal", block=1
-    )
+    feed = ForwardPlan(ForwardKind.PREFILL, (0, end), (end, end + 1), (0, end), "block_causal", 1)
     model.forward(canvas_1L, feed, kv)
     kv.keep(feed, torch.zeros((), dtype=torch.long, device=model.device))
     return kv, canvas_1L
@@ -95,9 +93,7 @@ def _step_s(model: Denoiser, canvas_1L: Tensor, kv: KVCache, size: int) -> float
     """Return seconds of one step; the cache is not changed."""
     start = kv.length
     feed, rows = (start, start + size), (start + 1, start + size + 1)
-    plan = ForwardPlan(
-        ForwardKind.VERIFY, feed, rows, store=feed, attention="block_causal", block=1
-    )
+    plan = ForwardPlan(ForwardKind.VERIFY, feed, rows, feed, "block_causal", 1)
     return timed(lambda: model.forward(canvas_1L, plan, kv).argmax(-1), model.device)[1]
 
 
