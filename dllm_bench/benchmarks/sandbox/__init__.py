@@ -342,15 +342,18 @@ def _drain(child: _Child, deadline: float, limits: Limits) -> tuple[str, bytes]:
     cap, kept = limits.output_kb << 10, limits.kept_kb << 10
     total, tail = 0, b""
     with child.process.stdout as pipe:
+        readable = select.poll()  # unlike select, with any number of open files
+        readable.register(pipe, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
-            if select.select([pipe], [], [], min(left, POLL_S))[0]:
+            ended = child.ended()  # asked first: then the pipe holds all that it wrote
+            if readable.poll(1000 * min(left, POLL_S)):
                 chunk = os.read(pipe.fileno(), 1 << 16)
                 if not chunk:
                     return _wait_exit(child, deadline), tail
                 total, tail = total + len(chunk), (tail + chunk)[-kept:]
                 if total > cap:
                     return "output", tail
-            elif child.ended():
+            elif ended:
                 return "", tail
     return "timeout", tail
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import CodeType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -192,6 +194,19 @@ def test_a_gigabyte_of_output_is_not_kept() -> None:
     assert (outcome.verdict, outcome.detail) == ("failed", "printed too much")
     assert len(outcome.stdout) <= Limits().kept_kb << 10
     assert len(execute("print('y' * 20_000)", limits=Limits(kept_kb=64)).stdout) == 20_001
+
+
+def test_output_is_read_to_its_end_whenever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program prints and ends between two looks; 1,024 files are open before its own."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1024):
+            files.enter_context(open(os.devnull, "rb"))
+        late = Mock(side_effect=lambda pause_ms: time.sleep(1) if late.call_count == 1 else [1])
+        monkeypatch.setattr(sandbox.select, "poll", lambda: Mock(poll=late))
+        assert drill("print('out')").stdout == "out\n"
 
 
 def test_files_are_few() -> None:
