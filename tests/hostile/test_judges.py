@@ -131,11 +131,12 @@ def test_a_comparison_without_end_is_wrong() -> None:
     assert sandbox.examine(colliding, tests.examiner, LIMITS).verdict == "failed"
 
 
-def test_a_judge_that_breaks_by_itself_gives_no_grade() -> None:
-    """Before anything is read of the program: its reference does not run."""
-    assert by_inputs(REFERENCE, reference="def f(x):\n    return 1 / 0").verdict == "judge_error"
-    slow = "def f(x):\n    while True: pass"
-    assert by_inputs(REFERENCE, reference=slow).verdict == "judge_error"
+@pytest.mark.parametrize("body", ["return 1 / 0", "while True: pass", "time.sleep(9)"])
+def test_a_judge_that_breaks_by_itself_gives_no_grade(body: str, monkeypatch) -> None:
+    """Before anything is read of the program: its reference does not run to its end."""
+    monkeypatch.setattr(sandbox, "BACKSTOP_S", 3 - LIMITS.wall_s)
+    reference = f"import time\ndef f(x):\n    {body}"
+    assert by_inputs(REFERENCE, reference=reference).verdict == "judge_error"
 
 
 @pytest.mark.parametrize("judge", ["inputs", "statements"])

@@ -389,10 +389,12 @@ def _verdict(
     """Return (verdict, detail) of a program that was stopped, or as the supervisor reports it.
 
     A supervisor that ends without a report is a fault of this machine, unless it had begun to read
-    what comes from the program and its end is one that hostile values bring about. contained:
-    `status` is that of a container, whose memory is this program's alone.
+    what comes from the program and its end is one that hostile values bring about. So is a wall
+    time that is over before the supervisor began. contained: `status` is that of a container, whose
+    memory is this program's alone.
     """
-    if stopped == "timeout":
+    begun = ("begun",) in reports
+    if stopped == "timeout" and begun:
         return "timeout", "wall time"
     if stopped == "output":
         return "failed", "printed too much"
@@ -401,9 +403,11 @@ def _verdict(
         return cast(ProgramVerdict, ends[0][0]), ends[0][1]
     number = status - 128 if contained else -status
     by_values = number in (*BROUGHT_DOWN, *([signal.SIGKILL] if contained else []))
-    if by_values and ("begun",) in reports:
+    if by_values and begun:
         name = signal.Signals(number).name
         return "failed", f"its results took too much to read or compare ({name})"
+    if stopped:
+        return JUDGE_ERROR, "the wall time was over before the program was judged"
     return JUDGE_ERROR, f"the process that judges ended with status {status}"
 
 
