@@ -69,11 +69,16 @@ def test_grading_again_replaces_no_grade_by_none(monkeypatch, tmp_path, command)
     assert "grading failed for 1 of 2" in said and record.read_bytes() == before
 
 
-def test_a_container_tool_that_does_not_work_is_an_error(monkeypatch, tmp_path, command) -> None:
-    """The tool is there and its service is not; what it says stands in the error."""
+@pytest.mark.parametrize("ends", ["exit 125", "exec sleep 60"])
+def test_a_container_tool_that_does_not_work_is_an_error(
+    ends, monkeypatch, tmp_path, command
+) -> None:
+    """The tool is there and its service is not, or hangs; what it says stands in the error."""
     tool = tmp_path / "docker"
-    tool.write_text("#!/bin/sh\necho Cannot connect to the Docker daemon. >&2\nexit 125\n")
+    tool.write_text(f"#!/bin/sh\necho Cannot connect to the Docker daemon. >&2\n{ends}\n")
     tool.chmod(0o755)
+    monkeypatch.setattr(sandbox, "KILL_S", 0.1)
+    monkeypatch.setattr(sandbox, "BACKSTOP_S", -8.0)  # the wall time is 10 s
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, "docker")
     sandbox.container_tool.cache_clear()

@@ -460,13 +460,14 @@ class Container:
     def stop(self) -> None:
         """Kill the container itself, because killing the tool may leave the container running."""
         if self.tool in ("docker", "podman"):
-            subprocess.run(
-                [self.tool, "kill", self.name],
-                env=self.environment,
-                capture_output=True,
-                timeout=KILL_S,
-                check=False,
-            )
+            with suppress(subprocess.TimeoutExpired):  # a service that hangs
+                subprocess.run(
+                    [self.tool, "kill", self.name],
+                    env=self.environment,
+                    capture_output=True,
+                    timeout=KILL_S,
+                    check=False,
+                )
 
 
 def child_source(name: str) -> str:
