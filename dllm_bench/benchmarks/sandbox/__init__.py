@@ -235,7 +235,15 @@ def _run(program: str, examiner: Examiner, limits: Limits, stdin: str | None) ->
         return _follow(child, read_end, nonce, limits)
     finally:
         os.close(read_end)
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Remove a program's folder with all that it left there, at any depth."""
+    try:
+        shutil.rmtree(folder)
+    except (OSError, RecursionError):  # it calls itself, and opens a file, for each level
+        subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 class _Child:
