@@ -294,6 +294,8 @@ CHANGES = {
     "rt_sigqueueinfo": "number(129, 138, parent, 9, about)",
     "owner of a pipe, sent its signals": "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, parent)",
     "shmget, past the memory limit": "number(29, 194, 0, 1 << 30, 0o1600)",
+    "semget, which would stay": "number(64, 190, 0, 1, 0o1600)",
+    "mq_open, which would stay": "number(240, 180, b'left', os.O_CREAT | os.O_RDWR, 0o600, None)",
     "request_key": "number(249, 218, b'user', b'name', None, 0)",
 }
 """What changes a process of the same user -> the call, on the supervisor, which is one."""
