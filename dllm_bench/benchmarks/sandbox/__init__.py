@@ -64,6 +64,9 @@ MARSHAL_FORMAT = 4
 """Every Python since 3.4 reads this format."""
 NOBODY = "65534:65534"
 KILL_S = 10.0
+VARIABLES = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+"""Environment of a child. The order of sets, and so the grades, stay reproducible. numpy starts no
+threads, whose number differs between machines and may exceed what the user may start."""
 SYSTEM_CALLS = read_yaml(Path(__file__).with_name("system_calls.yaml"))
 START = """\
 import marshal, os
@@ -257,7 +260,7 @@ class _Child:
         limits: Limits,
         container: Container | None,
     ) -> None:
-        """Start it. A fixed hash seed keeps the order of sets, and so the grades, reproducible."""
+        """Start it."""
         flags = ["-s", "-P", "-B", "-X", "utf8", *([] if limits.packages else ["-S"])]
         own = [sys.executable, *flags, "-c", START]
         self.container = container
@@ -268,7 +271,7 @@ class _Child:
             stderr=channel if container else subprocess.STDOUT,
             pass_fds=() if container else (channel,),
             cwd=folder,
-            env=container.environment if container else {"PYTHONHASHSEED": "0"},
+            env=container.environment if container else VARIABLES,
             start_new_session=True,
         )
         self.status: int | None = None
@@ -486,6 +489,9 @@ def child_source(name: str) -> str:
     return (Path(__file__).parent / "child" / f"{name}.py").read_text(encoding="utf-8")
 
 
+SET_VARIABLES = [f"--env={name}={value}" for name, value in VARIABLES.items()]
+
+
 def _oci_command(container: Container) -> list[str]:
     limits = container.limits
     return [
@@ -495,7 +501,7 @@ def _oci_command(container: Container) -> list[str]:
         "--user", NOBODY, "--pids-limit", str(limits.threads), "--memory", f"{limits.memory_mb}m",
         "--memory-swap", f"{limits.memory_mb}m", "--ulimit", f"cpu={limits.cpu_s}",
         "--tmpfs", f"/tmp:size={limits.file_mb}m,mode=1777", "--workdir", "/tmp",
-        "--env", "PYTHONHASHSEED=0", container.image,
+        *SET_VARIABLES, container.image,
     ]  # fmt: skip
 
 
@@ -505,7 +511,7 @@ def _apptainer_command(container: Container) -> list[str]:
         image = f"docker://{image}"
     return [
         "apptainer", "exec", "--containall", "--cleanenv", "--no-home", "--net", "--network",
-        "none", "--pid", "--env", "PYTHONHASHSEED=0", "--pwd", "/tmp", image,
+        "none", "--pid", *SET_VARIABLES, "--pwd", "/tmp", image,
     ]  # fmt: skip
 
 

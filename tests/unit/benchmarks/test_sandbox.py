@@ -156,7 +156,7 @@ def test_the_working_directory_is_small_and_private() -> None:
 def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DLLM_BENCH_TEST_SECRET", "swordfish")
     seen = drill("import os; print(sorted(os.environ))").stdout
-    assert set(eval(seen)) <= {"PYTHONHASHSEED", "LC_CTYPE", "__CF_USER_TEXT_ENCODING"}
+    assert set(eval(seen)) <= {*sandbox.VARIABLES, "LC_CTYPE", "__CF_USER_TEXT_ENCODING"}
 
 
 def test_files_of_the_user_cannot_be_read(tmp_path: Path) -> None:
@@ -179,6 +179,8 @@ def test_installed_packages_are_read_only_where_asked_for() -> None:
     asked = execute(source, limits=Limits(packages=True, memory_mb=4096))
     assert (asked.verdict, asked.stdout) == ("ended", "3\n")
     assert asked.cpu_s > 0.02, "the time used comes back"
+    threads = "import numpy, os; print(len(os.listdir('/proc/self/task')))"
+    assert execute(threads, limits=Limits(packages=True, memory_mb=4096)).stdout == "1\n"
 
 
 def test_a_program_reads_what_it_is_given() -> None:
