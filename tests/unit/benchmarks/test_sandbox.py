@@ -385,6 +385,21 @@ def test_root_gives_up_its_rights_without_namespaces(monkeypatch: pytest.MonkeyP
     assert "CapEff:\t0000000000000000" in outcome.stdout
 
 
+def test_root_stays_root_where_nobody_cannot_read_the_packages(tmp_path, monkeypatch) -> None:
+    *_, python = pythons()
+    if os.geteuid() != 0 or python == sys.executable:
+        pytest.skip("needs root, and a Python that nobody can read")
+    tmp_path.chmod(0o700)
+    packages = tmp_path / f"lib/python3.{sys.version_info.minor}/site-packages"
+    for folder in (packages, tmp_path / "bin"):
+        folder.mkdir(parents=True)
+    (packages / "extra.py").touch()
+    (tmp_path / "pyvenv.cfg").write_text(f"home = {Path(python).parent}\n")
+    (tmp_path / "bin/python").symlink_to(python)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+    assert [drill("import extra", packages=p).verdict for p in (True, False)] == ["ended", "failed"]
+
+
 def test_deep_folders_are_removed_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out(monkeypatch, "namespaces")
     drill("import os\nwhile True: os.mkdir('d'); os.chdir('d')", cpu_s=1, wall_s=1.5)

@@ -71,15 +71,16 @@ def limit_resources(limits: dict[str, int]) -> None:
         resource.setrlimit(which, (soft, top))
 
 
-def other_uid() -> None:
-    """Turn root into `nobody`, if that user can still read the standard library."""
+def other_uid(packages: bool) -> None:
+    """Turn root into `nobody`, if that user can still read what a program may import."""
     if os.geteuid() != 0:
         raise OSError(errno.EPERM, "not root")
-    path = os.path.realpath(os.__file__)
-    while path != "/":
-        path = os.path.dirname(path)
-        if not os.stat(path).st_mode & 0o001:
-            raise OSError(errno.EACCES, path)
+    for path in (os.path.dirname(os.__file__), *([sys.prefix] if packages else [])):
+        path = os.path.realpath(path)
+        while path != "/":
+            if not os.stat(path).st_mode & 0o001:
+                raise OSError(errno.EACCES, path)
+            path = os.path.dirname(path)
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
@@ -219,7 +220,7 @@ def attempt(held: list[str], step: Callable[..., None], *args: object) -> None:
 def enclose(job: dict[str, Any]) -> list[str]:
     """Take the isolation steps that both processes share; return the names of those taken."""
     held: list[str] = []
-    attempt(held, other_uid)
+    attempt(held, other_uid, job["packages"])
     attempt(held, namespaces)
     if "namespaces" in held:
         attempt(held, read_only_files, job["limits"]["RLIMIT_FSIZE"])
