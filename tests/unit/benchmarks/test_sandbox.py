@@ -365,12 +365,12 @@ def wait_for(value: Callable[[], Any], seconds: float = 5.0) -> Any:
     return found
 
 
-def leave_out(monkeypatch: pytest.MonkeyPatch, *steps: str) -> None:
-    """Let isolation steps fail, as on a kernel without them."""
+def leave_out(monkeypatch: pytest.MonkeyPatch, *steps: str, more: str = "") -> None:
+    """Let isolation steps fail, as on a kernel without them; `more` is added to their source."""
     without = "".join(f"\ndef {step}(*given):\n    raise OSError\n" for step in steps)
 
     def changed(name: str) -> CodeType:
-        source = child_source(name) + (without if name == "bootstrap" else "")
+        source = child_source(name) + (without + more if name == "bootstrap" else "")
         return compile(source, name, "exec", dont_inherit=True)
 
     monkeypatch.setattr(sandbox, "child_program", changed)
@@ -383,6 +383,21 @@ def test_root_gives_up_its_rights_without_namespaces(monkeypatch: pytest.MonkeyP
     outcome = drill("print(open('/proc/self/status').read())")
     assert not {"namespaces", "other_uid"} & set(outcome.held)
     assert "CapEff:\t0000000000000000" in outcome.stdout
+
+
+LATE = """
+def late(job, held, supervisor, now=restrict):
+    import time; time.sleep(0.3 * supervisor); now(job, held, supervisor)
+restrict = late
+"""
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_the_supervisor_is_never_readable(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out(monkeypatch, "namespaces", "landlock", more=LATE)
+    monkeypatch.setattr(sys, "executable", python)
+    needs("seccomp")
+    assert drill("import os; open(f'/proc/{os.getppid()}/mem', 'rb')").verdict == "refused"
 
 
 def test_root_stays_root_where_nobody_cannot_read_the_packages(tmp_path, monkeypatch) -> None:
