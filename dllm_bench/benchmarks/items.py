@@ -365,7 +365,7 @@ def likelihoods_of(text: str) -> list[Likelihood]:
     try:
         rows = json.loads(text)["likelihoods"]
         found = [Likelihood(float(nats), float(error), bool(g)) for nats, error, g in rows]
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"no likelihoods of options: {error}") from error
     if not found:
         raise ValueError("likelihoods of no options")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -356,13 +357,21 @@ class LikelihoodBenchmark(LmEvalBenchmark):
         return {i["id"]: self._score(i, texts[i["id"]]) for i in self.answered(texts)}
 
     def _score(self, item: Item, text: str) -> SampleScore:
-        try:
-            said = likelihoods_of(text)
-        except ValueError:
+        said = self._read(item, text)
+        if not said:
             return SampleScore(0.0, "no_answer", dict.fromkeys(metric_names(self.task), 0.0))
         metrics = self._metrics(item, said)
         value = metrics[self.primary]
         return SampleScore(value, "correct" if value else "wrong", metrics)
+
+    def _read(self, item: Item, text: str) -> list[Likelihood]:
+        """Return a number for each of the item's options; [] for a text that has no such."""
+        with suppress(ValueError):
+            said = likelihoods_of(text)
+            wanted = len(task_over(self.task, item).doc_to_choice(dict(item)))
+            if len(said) == wanted and not any(math.isnan(one.nats) for one in said):
+                return said
+        return []
 
     def _metrics(self, item: Item, said: Sequence[Likelihood]) -> dict[str, float]:
         """Return lm-eval's metrics of one item."""
@@ -377,9 +386,8 @@ class LikelihoodBenchmark(LmEvalBenchmark):
     def _answer(self, item: Item, text: str) -> GradedAnswer:
         task = task_over(self.task, item)
         choices, right = task.doc_to_choice(dict(item)), right_choice(task, item)
-        try:
-            said = likelihoods_of(text)
-        except ValueError:
+        said = self._read(item, text)
+        if not said:
             return GradedAnswer(choices[right], "")
         best = max(range(len(said)), key=lambda i: said[i].nats)
         shown = " | ".join(f"{one.nats:.2f} ± {one.error:.2f}" for one in said)

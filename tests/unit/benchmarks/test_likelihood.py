@@ -136,9 +136,17 @@ def test_stored_likelihoods_are_read_back_or_are_no_answer(tmp_path: Path) -> No
     assert items.likelihoods_of(items.text_of(said)) == said
     benchmark = of("piqa", tmp_path)
     name = benchmark.items[0]["id"]
-    for text in ("", "[]", "The first.", '{"likelihoods": []}', '{"likelihoods": [1]}'):
+    right = items.text_of(said if benchmark.items[0]["gold"] == 0 else said[::-1])
+    (score,) = benchmark.score({name: right}).values()
+    assert score.verdict == "correct"
+    one, three = (items.text_of([*said, *said][:number]) for number in (1, 3))
+    no_number, too_large = (right.replace("-1.25", text) for text in ("NaN", "1" * 400))
+    texts = ("", "[]", "The first.", '{"likelihoods": []}', '{"likelihoods": [1]}', "[" * 10**5)
+    for text in (*texts, one, three, no_number, too_large):
         (score,) = benchmark.score({name: text}).values()
         assert (score.value, score.verdict) == (0.0, "no_answer")
+        (answer,) = benchmark.answers({name: text}).values()
+        assert answer.extracted == ""
 
 
 def settings(folder: Path, *more: str) -> list[str]:
