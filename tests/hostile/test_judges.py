@@ -26,6 +26,14 @@ from tests.tiers import covering
 WRONG = "\ndef f(x):\n    return None\n"
 GROUPS = read_yaml(Path(__file__).with_name("pretending.yaml"))
 PARTS = GROUPS.pop("parts")
+GROUPS["builtins"] = {
+    name: f"import builtins\nbuiltins.{name} = {value}"
+    for name, value in GROUPS["builtins"].items()
+}
+GROUPS["equal"] = {
+    name: f"class Same({name}):\n$EQUAL\n\ndef f(x):\n    return Same({given})\n"
+    for name, given in GROUPS["equal"].items()
+}
 
 
 def programs(group: str, start: str = "", end: str = "") -> dict[str, str]:
@@ -40,11 +48,10 @@ def during_call(source: str) -> str:
 
 
 CHANNEL = PARTS["CHANNEL"] + "\n"
-STARTS = {"patches": "", "searches": "", "channel": "", "returns": "", "forged": CHANNEL}
 PROGRAMS: Mapping[str, str] = {
     f"{group}: {name}": source if "def f(" in source else source + WRONG
-    for group, start in STARTS.items()
-    for name, source in programs(group, start).items()
+    for group in ("builtins", "patches", "searches", "channel", "equal", "returns", "forged")
+    for name, source in programs(group, CHANNEL if group == "forged" else "").items()
 }
 SLOW: Mapping[str, str] = programs("slow")
 BREAKING: Mapping[str, str] = {
