@@ -247,6 +247,12 @@ def test_tests_that_cannot_be_kept_apart_give_no_grade(text: str) -> None:
     assert outcome.verdict == "judge_error"
 
 
+def test_a_busy_machine_moves_no_tests_into_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = sandbox.ProgramOutcome("timeout", "", 0.0)
+    monkeypatch.setattr(code_scorers.Tests, "run", lambda *given: busy)
+    assert code_scorers.calibrate(code_scorers.Tests("assert f(1) == 1", "busy"))[1]
+
+
 @pytest.mark.drill  # a minute, and the data never changes
 def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(real_data: Path) -> None:
     found: list[int | str] = []
