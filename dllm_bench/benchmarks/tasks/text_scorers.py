@@ -175,7 +175,7 @@ def squad_v2(doc: Doc, results: list[str]) -> Metrics:
         return {"exact": 0.0, "f1": 0.0}
     answer = bare_words(results[0])
     answer = "" if answer == UNANSWERABLE else answer
-    golds = [bare_words(text) for text in doc["answers"]] or [""]
+    golds = [words for words in map(bare_words, doc["answers"]) if words] or [""]
     exact = max(answer == gold for gold in golds)
     return {"exact": float(exact), "f1": max(_overlap(answer, gold) for gold in golds)}
 
