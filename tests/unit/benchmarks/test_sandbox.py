@@ -27,6 +27,7 @@ from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome, child_source, execute
 from dllm_bench.benchmarks.sandbox.child import supervise
 from dllm_bench.benchmarks.sandbox.child.supervise import AnswerEnded
+from dllm_bench.benchmarks.tasks import code_scorers
 from dllm_bench.paths import read_yaml
 
 DRILL_S = 3.0
@@ -196,12 +197,14 @@ def test_an_examiner_s_words_come_back() -> None:
     assert outcome.reports == (*found, ("two", "failed", "wrong result for input 0"))
 
 
-@pytest.mark.parametrize("result", ["float('inf')", "[1.0, x - float('inf')]"])
-def test_no_finite_number_is_close_to_an_infinite_one(result: str) -> None:
-    reference, finite = (f"def f(x):\n    return {r}" for r in (result, result.replace("inf", "2")))
+@pytest.mark.parametrize(("wanted", "right", "wrong"), DRILLS["results"])
+def test_results_are_compared_as_in_evalplus(wanted: str, right: str, wrong: str) -> None:
+    reference, *programs = (
+        f"import numpy\ndef f(x):\n    return {r}" for r in (wanted, right, wrong)
+    )
     asked = {"reference": reference, "entry_point": "f", "min_time_s": 1.0, "time_factor": 4.0}
-    examiner = sandbox.compare_calls({"base": [[0.5]]}, asked)
-    verdicts = [sandbox.examine(one, examiner, Limits()).verdict for one in (reference, finite)]
+    examiner, limits = sandbox.compare_calls({"base": [[0.5]]}, asked), code_scorers.LIMITS
+    verdicts = [sandbox.examine(one, examiner, limits).verdict for one in programs]
     assert verdicts == ["passed", "failed"]
 
 

@@ -25,7 +25,7 @@ import sys
 import time
 
 from dllm_bench.benchmarks.sandbox.child.answer import execute, failure, find
-from dllm_bench.benchmarks.sandbox.child.codec import Array, decode, encode
+from dllm_bench.benchmarks.sandbox.child.codec import decode, encode
 from dllm_bench.benchmarks.sandbox.child.supervise import AnswerEnded, AnswerError
 
 # Type checkers know this name; importing typing would double the start time.
@@ -143,12 +143,7 @@ RULES: dict[str, Rule] = {
 
 def sent(value: Any) -> Any:
     """Return the value as it would come from a judged process."""
-    return plain(decode(encode(value)))
-
-
-def plain(value: Any) -> Any:
-    """Return the members of an array, any other value itself."""
-    return value.members if isinstance(value, Array) else value
+    return decode(encode(value))
 
 
 def load(source: str, entry_point: str) -> Callable[..., Any]:
@@ -189,7 +184,7 @@ def judge(
     try:
         results = answer.calls(payload["entry_point"], [case[0] for case in cases], limits_s)
         for got, (inputs, want, _) in zip(results, cases, strict=True):
-            if not rule(plain(got), want, inputs, payload["atol"]):
+            if not rule(got, want, inputs, payload["atol"]):
                 return "failed", f"wrong result for input {done}"
             done += 1
     except (AnswerError, AnswerEnded) as error:

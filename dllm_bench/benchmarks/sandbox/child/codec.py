@@ -1,11 +1,12 @@
 """Values of a judged program as bytes, in a form that runs no code of the program's when read.
 
-Only exact builtin types come out of `decode`. An instance of a subclass (`Counter`, an int with its
-own `__eq__`) is sent as the builtin value it holds; an exact fraction or decimal number as its
-ratio; anything that can be iterated as an iterator over its members; every other object as an
-`Opaque`, which equals nothing. A value is a tag, then its length or count, then its content. Pickle
-and marshal are not used because reading hostile bytes with them is not safe. Values have bounds on
-depth, total members, digits and equal hashes, which are also checked when reading.
+Only builtin types and the classes of this file come out of `decode`. An instance of a subclass
+(`Counter`, an int with its own `__eq__`) is sent as the builtin value it holds; an exact fraction
+or decimal number as its ratio; anything that can be iterated as an iterator over its members; every
+other object as an `Opaque`, which equals nothing. A value is a tag, then its length or count, then
+its content. Pickle and marshal are not used because reading hostile bytes with them is not safe.
+Values have bounds on depth, total members, digits and equal hashes, which are also checked when
+reading.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import islice
 # Type checkers know this name; importing typing would double the start time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 MAX_DEPTH = 200
@@ -51,12 +53,19 @@ class Opaque:
 
 
 class Array:
-    """The members of a numpy array, as nested lists."""
+    """The members of a numpy array, as nested lists; it equals no list."""
 
     __slots__ = ("members",)
 
     def __init__(self, members: list[Any]) -> None:
         self.members = members
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.members)
+
+
+class OtherFloat(float):
+    """A float of a subclass, as numpy's; EvalPlus allows it no tolerance."""
 
 
 def encode(value: Any) -> bytes:
@@ -75,7 +84,7 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
         number = int.__index__(value)
         _content(b"i", number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True), parts)
     elif isinstance(value, float):
-        _content(b"f", FLOAT.pack(value), parts)
+        _content(b"f" if type(value) is float else b"F", FLOAT.pack(value), parts)
     elif isinstance(value, complex):
         _content(b"c", FLOAT.pack(value.real) + FLOAT.pack(value.imag), parts)
     elif isinstance(value, str):
@@ -153,7 +162,7 @@ def _read(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Any, int]:
         return (None if tag == b"N" else bool(count)), at
     if count > len(data) - at:  # every member takes a byte or more
         raise UnreadableValueError("shorter than it says")
-    if tag in b"ifcsyBo":
+    if tag in b"ifFcsyBo":
         return _read_content(tag, data[at : at + count]), at + count
     left[0] -= count
     if left[0] < 0:
@@ -170,8 +179,9 @@ def _read_content(tag: bytes, content: bytes) -> Any:
         if len(content) > MAX_INT:
             raise UnreadableValueError("too many digits")
         return int.from_bytes(content, "big", signed=True)
-    if tag == b"f":
-        return FLOAT.unpack(content)[0]
+    if tag in b"fF":
+        number = FLOAT.unpack(content)[0]
+        return number if tag == b"f" else OtherFloat(number)
     if tag == b"c":
         return complex(*struct.unpack(">dd", content))
     if tag == b"s":
