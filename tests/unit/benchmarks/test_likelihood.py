@@ -23,35 +23,12 @@ from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.cli.main import main
 from dllm_bench.core.request import Likelihood
 from dllm_bench.models.load import load_text_codec
+from dllm_bench.paths import read_yaml
 from dllm_bench.store.inputs import model_spec
 from tests.benchmark_helpers import encode, lm_eval_likelihood, stock_config
 
-Rows = list[dict[str, Any]]
-ARC: Rows = [
-    {"id": f"q{i}", "question": f"What is {i} + 1?", "answerKey": "BCA"[i],
-     "choices": {"text": ["three", "one", "two"], "label": ["A", "B", "C"]}}
-    for i in range(3)
-]  # fmt: skip
-HELLASWAG: Rows = [
-    {"ind": i, "activity_label": "Cooking", "ctx_a": "A man [title] cuts  bread.",
-     "ctx_b": "then he", "endings": ["eats it.", "[step] sings.", "runs [x] off."], "label": str(i)}
-    for i in range(3)
-]  # fmt: skip
-PIQA: Rows = [
-    {"goal": f"Open a jar {i}", "sol1": "Turn the lid.", "sol2": "Wait.", "label": i % 2}
-    for i in range(3)
-]
-WINOGRANDE: Rows = [
-    {"sentence": "Ann called Eve because _ was late.", "option1": "Ann", "option2": "Eve",
-     "answer": str(1 + i % 2)}
-    for i in range(3)
-]  # fmt: skip
-SETS: dict[str, tuple[str, str, Rows]] = {  # task -> lm-eval's file, split, rows as on the hub
-    "arc_easy": ("arc/arc_easy.yaml", "test", ARC),
-    "hellaswag": ("hellaswag/hellaswag.yaml", "validation", HELLASWAG),
-    "piqa": ("piqa/piqa.yaml", "validation", PIQA),
-    "winogrande": ("winogrande/default.yaml", "validation", WINOGRANDE),
-}
+CASES = read_yaml(Path(__file__).with_name("likelihood.yaml"))
+SETS: dict[str, dict[str, Any]] = CASES["sets"]
 
 
 def as_published(task: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -67,30 +44,31 @@ def as_published(task: str, row: dict[str, Any]) -> dict[str, Any]:
 
 def published(folder: Path) -> str:
     """Return the rows as files of the published form."""
-    for task, (_, split, rows) in SETS.items():
-        file = folder / sources.PUBLISHED[task].files[split][0]
+    for task, given in SETS.items():
+        file = folder / sources.PUBLISHED[task].files[given["split"]][0]
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(as_published(task, row)) + "\n" for row in rows))
-    (folder / "piqa/valid-labels.lst").write_text("\n".join(str(row["label"]) for row in PIQA))
+        rows = (json.dumps(as_published(task, row)) for row in given["rows"])
+        file.write_text("\n".join(rows))
+    labels = (str(row["label"]) for row in SETS["piqa"]["rows"])
+    (folder / "piqa/valid-labels.lst").write_text("\n".join(labels))
     return str(folder)
 
 
-def of(task: str, folder: Path, **settings: Any) -> LikelihoodBenchmark:
-    _, split, _ = SETS[task]
-    return lm_eval_likelihood(task, "acc,none", split=split, data_dir=published(folder), **settings)
+def of(task: str, folder: Path) -> LikelihoodBenchmark:
+    data = {"split": SETS[task]["split"], "data_dir": published(folder)}
+    return lm_eval_likelihood(task, "acc,none", **data)
 
 
 @pytest.mark.parametrize("task", SETS)
 def test_files_and_hub_have_the_same_items(task: str, tmp_path: Path) -> None:
-    _, split, rows = SETS[task]
-    read = sources.rows(task, split, published(tmp_path))
-    hub = [sources.PUBLISHED[task].convert(dict(row)) for row in rows]
+    read = sources.rows(task, SETS[task]["split"], published(tmp_path))
+    hub = [sources.PUBLISHED[task].convert(dict(row)) for row in SETS[task]["rows"]]
     assert [{k: v for k, v in row.items() if k != "id"} for row in read] == hub
 
 
 @pytest.mark.parametrize("task", SETS)
 def test_contexts_continuations_and_metrics_are_lm_eval_s(task: str, tmp_path: Path) -> None:
-    path, split, rows = SETS[task]
+    path, split, rows = SETS[task].values()
     given = dict.fromkeys(("train", "validation", "test"), Dataset.from_list(rows))
     config = {**stock_config(path, "minigsm", tmp_path), "custom_dataset": lambda **_: given}
     stock = ConfigurableTask(config=config)
@@ -139,10 +117,8 @@ def test_stored_likelihoods_are_read_back_or_are_no_answer(tmp_path: Path) -> No
     right = items.text_of(said if benchmark.items[0]["gold"] == 0 else said[::-1])
     (score,) = benchmark.score({name: right}).values()
     assert score.verdict == "correct"
-    one, three = (items.text_of([*said, *said][:number]) for number in (1, 3))
-    no_number, too_large = (right.replace("-1.25", text) for text in ("NaN", "1" * 400))
-    texts = ("", "[]", "The first.", '{"likelihoods": []}', '{"likelihoods": [1]}', "[" * 10**5)
-    for text in (*texts, one, three, no_number, too_large):
+    too_large = right.replace("-1.25", "1" * 400)
+    for text in (*CASES["unreadable"], too_large, "[" * 10**5):
         (score,) = benchmark.score({name: text}).values()
         assert (score.value, score.verdict) == (0.0, "no_answer")
         (answer,) = benchmark.answers({name: text}).values()
@@ -171,15 +147,7 @@ def test_a_run_stores_likelihoods_and_their_errors(tmp_path, capsys, monkeypatch
     assert main(["run", *settings(tmp_path, "decoder=likelihood_exact", "seed=3")]) == 0
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (["decoder=fast_dllm"], "asks for the likelihoods of options, and fast_dllm generates"),
-        (["decoder=likelihood", "benchmark=minigsm"], "asks for texts, and likelihood gives"),
-        (["decoder=likelihood", "batch=2"], "batch=2 was asked for"),
-        (["decoder=likelihood", "benchmark.template=chat"], "template=chat was asked for"),
-    ],
-)
+@pytest.mark.parametrize(("more", "words"), CASES["refused"])
 def test_a_decoder_that_cannot_is_refused(more, words, tmp_path, capsys) -> None:
     assert main(["run", *settings(tmp_path, *more)]) != 0
     assert words in " ".join(capsys.readouterr().err.split())
