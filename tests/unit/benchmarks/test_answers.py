@@ -84,6 +84,19 @@ def test_korbench_s_matchers(category, rule, index, gold, right, wrong) -> None:
     assert scores == [{"accuracy": 1}, {"accuracy": 0}, {"accuracy": 0}]
 
 
+@pytest.mark.parametrize(("prompt", "answer", "program"), ANSWERS["assembled"])
+def test_programs_from_answers(prompt: str, answer: str, program: str) -> None:
+    assert code_answers.assemble_program(prompt, answer) == program
+
+
+def test_an_end_that_does_not_parse_is_dropped() -> None:
+    start = "def f():\n    return 1\n\n"
+    assert code_answers.trim_unparsable_end(start + "That is it.") == start
+    assert code_answers.trim_unparsable_end("def f(:") == "def f(:"
+    long = "def f():\n" + "    x = 1\n" * 2 * code_answers.MAX_LINES + "    return x"
+    assert code_answers.trim_unparsable_end(long) == long + "\n"
+
+
 TWO = "First:\n```python\na = 1\n```\nthen\n```\nb = 2\n```\n"
 
 
@@ -152,26 +165,15 @@ METHOD = "class Solution:\n    def scale(self, xs: List[int], n):\n        "
 
 
 @pytest.mark.parametrize(
-    ("code", "function", "verdict"),
+    ("function", "verdict", "code"),
     [
-        ("print(sum(map(int, input().split())))", "", "passed"),
-        ("import sys\nprint(sum(map(int, sys.stdin.read().split())))\nexit()", "", "passed"),
-        ("print(sum(map(int, input().split())))\nprint(0, file=sys.stderr)", "", "passed"),
-        ("a, b = map(int, stdin.readline().split())\nprint(pow(a + b, 1, 12))", "", "passed"),
-        ("print(sum(loads('[' + copy.copy(input()).replace(' ', ',') + ']')))", "", "passed"),
-        ("print(3)", "", "failed"),
-        ("1/0", "", "failed"),
-        ("", "", "failed"),
-        ("import ctypes; ctypes.string_at(0)", "", "crashed"),
-        (METHOD + "return tuple(n * x for x in xs)", "scale", "passed"),
-        ("def scale(xs: List[int], n):\n    return [n * x for x in xs]", "scale", "passed"),
-        (METHOD + "return xs", "scale", "failed"),
-        (METHOD + "raise ValueError", "scale", "failed"),
-        (METHOD + "return bytearray(8 << 30)", "scale", "memory"),
-        ("class Nothing: pass", "scale", "failed"),
+        (function, verdict, code.replace("{scale}", METHOD))
+        for function, verdicts in ANSWERS["livecodebench"].items()
+        for verdict, codes in verdicts.items()
+        for code in codes
     ],
 )
-def test_verdicts_of_livecodebench(code: str, function: str, verdict: str) -> None:
+def test_verdicts_of_livecodebench(function: str, verdict: str, code: str) -> None:
     tests = CALLS if function else CASES
     found = livecodebench.score({"function": function, "tests": tests}, [code])
     assert found["pass@1"] == (verdict == "passed")

@@ -35,6 +35,7 @@ from dllm_bench.benchmarks.items import Item, local_data_only, text_of
 from dllm_bench.benchmarks.tasks import math_answers, sources
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Likelihood
+from dllm_bench.paths import read_yaml
 from tests.benchmark_helpers import (
     COMPLETION,
     FLEXIBLE,
@@ -53,6 +54,7 @@ from tests.benchmark_helpers import (
 )
 
 STOCK = Path(inspect.getfile(lm_eval.tasks)).parent
+CASES = read_yaml(Path(__file__).with_name("answers.yaml"))
 
 
 def prompts(benchmark: Bench) -> list[str]:
@@ -227,40 +229,12 @@ def test_evalplus_downloads_nothing_where_this_disk_is_meant(tmp_path, monkeypat
         assert _download("humaneval_plus", *download) == fetched
 
 
-def test_programs_from_answers() -> None:
-    prompt = 'def f():\n    """One."""\n'
-    assert code_answers.assemble_program(prompt, "    return 1\n") == prompt + "    return 1\n"
-    anew = code_answers.assemble_program(prompt, "```python\ndef f():\n    return 1\n```")
-    assert code_answers.parses(anew) and anew.endswith("\n\ndef f():\n    return 1")
-    broken = prompt + "    return 1\n\nThat is it."
-    assert code_answers.trim_unparsable_end(broken) == prompt + "    return 1\n\n"
-    assert not code_answers.parses("def f(:")
-    assert code_answers.trim_unparsable_end("def f(:") == "def f(:"
-    long = prompt + "    x = 1\n" * 2 * code_answers.MAX_LINES + "    return x"
-    assert code_answers.trim_unparsable_end(long) == long + "\n"
-
-
 # --- Dream's Sudoku and Countdown, on made-up files of their form ---------------------------------
 
-COUNT = "Given {} numbers, use +-*/ to operate over the first {} numbers to achieve the {} number."
-DREAM = {  # (task, split) -> file, input, output, how the prompt begins
-    ("sudoku_dream", "n10"): (
-        "sudoku_4x4_10", "\n0020\n0034\n0400\n1000", "\n4321\n2134\n3412\n1243",
-        "Fill the positions where the values are 0 in a 4x4 grid",
-    ),
-    ("countdown_dream", "cd3"): (
-        "cd3_test", " 3,4,5,35", " 3+4=7,7*5=35", COUNT.format(4, "three", "last"),
-    ),
-    ("countdown_dream", "cd4"): (
-        "cd4_test", " 29,16,42,23,74", " 29-16=13,42-23=19", COUNT.format(5, "four", "fifth"),
-    ),
-}  # fmt: skip
 
-
-@pytest.mark.parametrize(("task", "split"), DREAM)
-def test_prompts_are_dream_s(task: str, split: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("task", "split", "name", "given", "answer", "begin"), CASES["dream"])
+def test_prompts_are_dream_s(task, split, name, given, answer, begin, tmp_path: Path) -> None:
     """Eight examples, and what is asked up to its answer's first space."""
-    name, given, answer, begin = DREAM[task, split]
     file = tmp_path / "dream" / f"{name}.jsonl"
     file.parent.mkdir()
     file.write_text((json.dumps({"input": given[1:], "output": answer[1:]}) + "\n") * 10)
@@ -304,15 +278,6 @@ def compared(
     return found
 
 
-# Texts by which two readings of an answer differ; {n} is the right number.
-ANSWERS = [
-    "", "#### {n}", "so #### {n}.", "#### {n}\nQuestion: x #### 9", "about ${n} or 7",
-    "5 + {n} = {n}.", "#### five", "The answer is {n}", "####{n}", "#### {n}\n\nThe next is 20",
-    " 3 apples #### {n} ##", "#### {n}.00", "#### -{n}", "#### {n} #### 4", "#### 1,{n}",
-    "So. The answer is {n}.", "so 12", "$1{n}", "The answer is {n}. Or 4.",
-]  # fmt: skip
-
-
 @pytest.mark.parametrize(("task", "shots", "grades"), [("gsm8k", 4, 4), ("gsm8k_cot", 8, 3)])
 def test_gsm8k_is_lm_eval_s_own(task: str, shots: int, grades: int, real_data: Path) -> None:
     """Prompts, and on made-up texts every metric, which is not always 0."""
@@ -321,7 +286,7 @@ def test_gsm8k_is_lm_eval_s_own(task: str, shots: int, grades: int, real_data: P
     ours = lm_eval_benchmark(task, shots=shots, limit=5, data_dir=str(real_data))
 
     def texts(item: Item) -> list[str]:
-        return [answer.format(n=number_of(item)) for answer in ANSWERS]
+        return [answer.format(n=number_of(item)) for answer in CASES["gsm8k"]]
 
     found = compared(ours, lambda item: stock, texts, shots=shots)
     assert len({(metrics[STRICT], metrics[FLEXIBLE]) for metrics in found}) >= grades
@@ -439,15 +404,7 @@ def functions_of(path: str) -> dict[str, Any]:
     return space
 
 
-@pytest.mark.parametrize(
-    ("answer", "program"),
-    [
-        ("\ndef f():\n    return 1\n```\nSo.", "def f():\n    return 1"),
-        ("def f():\n    return 1\n```", " f():\n    return 1"),  # loses its first word
-        ("x = 1\n```\n```python\ny = 2\n```", " = 1"),
-        ("\nx = 1", ""),
-    ],
-)
+@pytest.mark.parametrize(("answer", "program"), CASES["reopened"])
 def test_a_fence_that_the_prompt_opened_is_read_as_lm_eval_does(answer: str, program: str) -> None:
     assert code_answers.reopened_block(answer) == program
     assert functions_of("mbpp/utils.py")["extract_code_blocks"](answer) == program
