@@ -25,7 +25,7 @@ from tests.tiers import covering
 
 WRONG = "\ndef f(x):\n    return None\n"
 GROUPS = read_yaml(Path(__file__).with_name("pretending.yaml"))
-PARTS = GROUPS.pop("parts")
+PARTS, TASK = GROUPS.pop("parts"), GROUPS.pop("task")
 GROUPS["builtins"] = {
     name: f"import builtins\nbuiltins.{name} = {value}"
     for name, value in GROUPS["builtins"].items()
@@ -60,17 +60,7 @@ BREAKING: Mapping[str, str] = {
 }
 """Programs that send what a judge might break over, which must be wrong, not without a grade."""
 LIMITS = Limits(cpu_s=1, wall_s=6.0, memory_mb=512)
-REFERENCE = "def half(x):\n    return x / 2\n\ndef f(x):\n    return 2 * x + 1\n"
-CHECK = """
-from math import isclose
-def check(candidate):
-    assert candidate(3) == 7
-    assert half(candidate(3)) == 3.5
-    assert isclose(candidate(0.25), 1.5)
-    assert abs(candidate(0.5) - 2) < 1e-6
-    assert all(candidate(x) == 2 * x + 1 for x in range(4))
-check(f)
-"""
+REFERENCE = TASK["reference"]
 STAGES = {"base": [[3], [4]], "plus": [[0.5], [-1]]}
 DRILL_S = 8.0
 
@@ -82,13 +72,15 @@ def by_inputs(program: str, **changes: Any) -> ProgramOutcome:
 
 def by_statements(program: str) -> ProgramOutcome:
     """Judge a program as HumanEval and MBPP are judged."""
-    return sandbox.examine(program, code_scorers.Tests(CHECK, REFERENCE, ("f",)).examiner, LIMITS)
+    return sandbox.examine(
+        program, code_scorers.Tests(TASK["check"], REFERENCE, ("f",)).examiner, LIMITS
+    )
 
 
 def by_pieces(program: str) -> ProgramOutcome:
     """Judge a program as item 367 of MBPP is judged."""
-    tests = "y = f(3)\nassert y == 7\nassert f(0.5) == 2.0\nassert [f(1), f(2)] == [3, 5]\n"
-    examiner = sandbox.Examiner("check", {"pieces": code_scorers.Tests(tests, REFERENCE).pieces})
+    pieces = code_scorers.Tests(TASK["pieces"], REFERENCE).pieces
+    examiner = sandbox.Examiner("check", {"pieces": pieces})
     return sandbox.examine(program, examiner, LIMITS)
 
 

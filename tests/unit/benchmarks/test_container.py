@@ -19,22 +19,12 @@ import pytest
 from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.sandbox import Limits
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import read_yaml
 from tests.benchmark_helpers import evalplus_benchmark, gold, mean
 
 IMAGE = "example/python"
-FAKE = """#!{python}
-import json, os, sys
-with open({log!r}, "a") as log:
-    log.write(json.dumps(sys.argv[1:]) + "\\n")
-if sys.argv[1] == "kill":
-    os.kill(int(open({log!r} + "." + sys.argv[2]).read()), 9)
-else:
-    print("a line of the tool's own", file=sys.stderr, flush=True)
-    name = sys.argv[sys.argv.index("--name") + 1] if "--name" in sys.argv else "none"
-    open({log!r} + "." + name, "w").write(str(os.getpid()))
-    at = next(i for i, word in enumerate(sys.argv) if word.endswith({image!r}))
-    os.execv({python!r}, [{python!r}, *sys.argv[at + 2:]])
-"""
+FAKE = Path(__file__).with_name("fake_tool.txt").read_text()
+DRILLS = read_yaml(Path(__file__).with_name("drills.yaml"))
 
 
 @pytest.fixture
@@ -74,14 +64,7 @@ def test_a_program_runs_in_the_tool_asked_for(tool, log, monkeypatch) -> None:
 def test_verdicts_come_back(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, "docker")
     quick = Limits(cpu_s=1, wall_s=3.0, memory_mb=512)
-    for program, verdict, shown in (
-        ("assert 1 == 2", "failed", "AssertionError"),
-        ("x = bytearray(8 << 30)", "memory", ""),
-        ("import ctypes; ctypes.string_at(0)", "crashed", ""),
-        ("while True: pass", "timeout", ""),
-        ("print(input())", "ended", "given\n"),
-        ("import sys; print('seen', file=sys.stderr)", "ended", ""),
-    ):
+    for program, verdict, shown in DRILLS["in a container"]:
         found = sandbox.execute(program, limits=quick, stdin="given\n")
         assert (found.verdict, shown in found.detail + found.stdout) == (verdict, True), program
 
@@ -112,11 +95,7 @@ def test_a_benchmark_is_graded_the_same(log: Path, monkeypatch: pytest.MonkeyPat
 def test_what_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox.container_tool.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
-    for asked, sentence in (
-        ("container", "docker or podman or apptainer, which is not on the PATH"),
-        ("podman", "needs podman, which"),
-        ("jail", "is not a kind of sandbox; choose process, container, docker"),
-    ):
+    for asked, sentence in DRILLS["no container"]:
         monkeypatch.setenv(sandbox.ISOLATION_VARIABLE, asked)
         with pytest.raises(DllmBenchError, match=sentence):
             sandbox.execute("x = 1")

@@ -8,6 +8,7 @@ import hashlib
 import random
 import re
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.benchmarks.tasks.text_scorers import FAMILIES, ParallelCase
 from dllm_bench.benchmarks.tasks.text_scorers import miniparallel as score
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import read_yaml
 from dllm_bench.training.prompts import DRAWN as ENDLESS
 from dllm_bench.training.prompts import task_pairs as stored_pairs
 from scripts.embedded import tokenizer as embedded
@@ -45,15 +47,7 @@ STORED = [name for name in TRAINED if name not in ENDLESS]
 FILES = [(name, split) for name in FROZEN_TASKS for split in splits_of(name)]
 FILES += [(name, TEXTS) for name in STORED]
 SHORT = [(name, UNSEEN) for name in ("minigsm", "minirule", "minicode", "sentences")]
-LONGEST = {  # (task, vocabulary of the first models) -> tokens of a prompt, of an answer
-    **{(name, False): (96, 56) for name in STORED if name.startswith(("minimath", "minir"))},
-    ("minigsm", False): (64, 56),
-    ("minicode", False): (64, 56),
-    ("ministory", False): (80, 224),
-    ("minigsm_free", False): (64, 96),
-    ("minicode_free", True): (64, 96),
-    ("miniparallel", False): (64, 32),
-}
+KNOWN = read_yaml(Path(__file__).with_name("gold.yaml"))
 
 
 def stored(name: str, part: str) -> list[Any]:
@@ -112,8 +106,10 @@ def test_both_forms_of_a_case_are_in_one_split() -> None:
         assert free.content == choice.content and free.prompt != choice.prompt
 
 
-@pytest.mark.parametrize(("name", "first"), LONGEST)
-def test_texts_are_words_of_the_vocabulary_and_equations_right(name: str, first: bool) -> None:
+@pytest.mark.parametrize(("name", "first", "most_asked", "most_answered"), KNOWN["longest"])
+def test_texts_are_words_of_the_vocabulary_and_equations_right(
+    name: str, first: bool, most_asked: int, most_answered: int
+) -> None:
     tokenizer: Any = embedded.build_tokenizer(first=first)
     first_word = len(embedded.SPECIALS) + len(embedded.BYTES)
     for asked, answered in stored(name, TEXTS)[:300]:
@@ -121,7 +117,7 @@ def test_texts_are_words_of_the_vocabulary_and_equations_right(name: str, first:
         assert prompt + answer == tokenizer(asked + answered).input_ids
         words = answer if name == "miniparallel" else prompt + answer  # a Sudoku's x is none
         assert min(words) >= first_word
-        assert len(prompt) <= LONGEST[name, first][0] and len(answer) < LONGEST[name, first][1]
+        assert len(prompt) <= most_asked and len(answer) < most_answered
         for left, op, right, result in re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", answered):
             assert minigsm.apply_op(op, int(left), int(right)) == int(result), answered
 
@@ -180,8 +176,6 @@ def test_the_hash_of_a_benchmark_is_that_of_its_file_and_draws_no_item(monkeypat
 
 # --- miniparallel: any right answer counts and no other, and only some families leave a choice ----
 
-ONE_ANSWER = {"copy", "reverse", "sort", "replace_index", "insert_index", "remove_index"}
-
 
 def is_right(item: dict[str, Any], text: str) -> bool:
     return score(item, [text]) == {"valid": 1.0}
@@ -197,11 +191,7 @@ def test_the_gold_answer_is_right_once(family: str) -> None:
 def test_numbers_of_answers() -> None:
     case = ParallelCase(("Ann", "Ben", "Cap", "Dan"), 2, "Zoe")
     answers = {name: FAMILIES[name](case) for name in FAMILIES if name != "sudoku"}
-    assert {name: len(set(found)) for name, found in answers.items()} == {
-        **dict.fromkeys(ONE_ANSWER, 1),
-        "shuffle": 23, "replace_random": 4, "insert_random": 5, "remove_random": 4,
-        "latin_square": 576,
-    }  # fmt: skip
+    assert {name: len(set(found)) for name, found in answers.items()} == KNOWN["answers"]
     assert len(FAMILIES["sudoku"](ParallelCase(("x",) * 16))) == 288
 
 

@@ -44,6 +44,8 @@ from tests.benchmark_helpers import (
 )
 from tests.tiers import covering
 
+KNOWN = read_yaml(Path(__file__).with_name("gold.yaml"))
+
 
 @pytest.mark.exhaustive
 def test_problems_with_their_own_rule(real_data: Path) -> None:
@@ -97,17 +99,9 @@ def test_verdicts_of_programs_and_stages() -> None:
     """A timeout is not a failure and does not affect other programs; plus requires base."""
     benchmark = evalplus_benchmark("minicode", limit=7, stop=("\ndef ",))
     texts = gold(benchmark)
-    bodies = [
-        "\ndef begins_with_a_stop_string(): return (\n",
-        "    while True: pass\n",
-        "    import os; os._exit(0)\n",
-        "    return bytearray(8 << 30)\n",
-        "    return (\n",
-        "",
-    ]
-    scores = benchmark.score(texts | dict(zip(texts, bodies, strict=False)))
+    scores = benchmark.score(texts | dict(zip(texts, KNOWN["bodies"], strict=False)))
     verdicts = [scores[name].verdict for name in texts]
-    assert verdicts == ["empty", "timeout", "wrong", "memory", "wrong", "empty", "correct"]
+    assert verdicts == [*KNOWN["bodies"].values(), "correct"]
 
 
 @pytest.mark.parametrize(
@@ -160,17 +154,7 @@ def test_the_hash_sees_shots_and_items(real_data: Path, tmp_path: Path) -> None:
     assert hash_of(tmp_path) != before
 
 
-LIGHT = """
-import sys
-from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
-from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
-shared = {"max_new_tokens": 64, "allow_code_execution": True}
-one = LmEvalBenchmark(name="minigsm", task="minigsm", primary="exact_match,strict-match", **shared)
-two = EvalPlusBenchmark(name="minicode", dataset="minicode", **shared)
-one.check(), two.check()
-heavy = {"torch", "lm_eval", "evalplus", "datasets", "transformers"} & {*sys.modules}
-print(one.dataset_hash(), two.dataset_hash(), *heavy)
-"""
+LIGHT = Path(__file__).with_name("light.txt").read_text()
 
 
 def test_checks_import_no_harness_and_hashes_depend_on_no_order_of_sets(root: Path) -> None:
@@ -223,25 +207,15 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def test_tests_that_need_the_program_s_objects_are_compared_outside_of_it(real_data: Path) -> None:
     (doc,) = [doc for doc in lines(real_data / MBPP) if doc["task_id"] == 367]
-    pieces = code_scorers.Tests("\n".join([doc["test_setup_code"], *doc["test_list"]]), "").pieces
+    pieces = code_scorers.tests_of_mbpp(doc).pieces
     assert [value for _, value in pieces if value] == [(False,), (True,), (False,)]
     assert not [source for source, _ in pieces if "True" in source or "False" in source]
     assert code_scorers.grade_mbpp(doc, [doc["code"]])["pass@1"] == 1
-    for cheat in (
-        "def is_tree_balanced(root):\n    return True",
-        "import sys\nsys.exit(0)",
-        "import builtins\nbuiltins.eval = lambda *args: True",
-    ):
+    for cheat in KNOWN["cheats"]:
         assert code_scorers.grade_mbpp(doc, [f"{doc['code']}\n{cheat}"])["pass@1"] == 0
 
 
-NOT_APART = (
-    "def check(f):\n    assert f(1) == 2\ncheck(f)", "assert f(1) == g()", "assert f(1)",
-    "assert f(1) == 2, f(2)\nassert f(1) > 0", "f(1)",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("text", NOT_APART)
+@pytest.mark.parametrize("text", KNOWN["not apart"])
 def test_tests_that_cannot_be_kept_apart_give_no_grade(text: str) -> None:
     outcome = code_scorers.Tests(text, "").run("def f(x):\n    return 2", 5, apart=False)
     assert outcome.verdict == "judge_error"
@@ -255,28 +229,15 @@ def test_a_busy_machine_moves_no_tests_into_the_program(monkeypatch: pytest.Monk
 
 @pytest.mark.drill  # a minute, and the data never changes
 def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(real_data: Path) -> None:
-    found: list[int | str] = []
-    for doc in lines(real_data / MBPP):
-        text = "\n".join(["", doc["test_setup_code"], *doc["test_list"], ""])
-        if not code_scorers.calibrate(code_scorers.Tests(text, doc["code"]))[1]:
-            found.append(doc["task_id"])
-    for doc in lines(real_data / "humaneval" / "HumanEval.jsonl"):
-        text, name = f"\n{doc['test']}\ncheck({doc['entry_point']})\n", doc["entry_point"]
-        reference = doc["prompt"] + doc["canonical_solution"]
-        if not code_scorers.calibrate(code_scorers.Tests(text, reference, (name,)))[1]:
-            found.append(doc["task_id"])
+    of_mbpp = ((doc["task_id"], code_scorers.tests_of_mbpp(doc)) for doc in lines(real_data / MBPP))
+    rows = lines(real_data / "humaneval/HumanEval.jsonl")
+    of_humaneval = ((doc["task_id"], code_scorers.tests_of_humaneval(doc)) for doc in rows)
+    every = [*of_mbpp, *of_humaneval]
+    found = [name for name, tests in every if not code_scorers.calibrate(tests)[1]]
     assert found == [367, 533, 601, 927], "367 is the one of the test split"
 
 
-@pytest.mark.parametrize(
-    ("settings", "text", "budget"),
-    [
-        ({"max_gen_toks": 7, "until": ".", "do_sample": False, "temperature": 1.0}, "a", 7),
-        ({"max_new_tokens": 7, "until": ["."], "top_p": 0.9, "num_beams": 1}, "a", 7),
-        ({"max_tokens": 7, "until": "c"}, "a. b", 7),
-        ({"until": None}, "a. b", 256),
-    ],
-)
+@pytest.mark.parametrize(("settings", "text", "budget"), KNOWN["budgets"])
 def test_the_budget_of_a_task_is_followed_under_any_of_its_names(settings, text, budget) -> None:
     asked: list[int] = []
     model = lm(lambda prompt, budget, stop: asked.append(budget) or "a. b")
@@ -284,13 +245,7 @@ def test_the_budget_of_a_task_is_followed_under_any_of_its_names(settings, text,
     assert asked == [budget]
 
 
-NOT_FOLLOWED: Sequence[dict[str, Any]] = (
-    {"temperature": 0.7}, {"do_sample": True}, {"do_sample": True, "temperature": 0.0},
-    {"num_beams": 4}, {"repetition_penalty": 1.2},
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("settings", NOT_FOLLOWED, ids=str)
+@pytest.mark.parametrize("settings", KNOWN["not followed"], ids=str)
 def test_a_generation_setting_that_is_not_followed_is_refused(settings: dict[str, Any]) -> None:
     model = lm(lambda prompt, budget, stop: "")
     with pytest.raises(DllmBenchError, match=f"{next(iter(settings))}=.*would be ignored"):
@@ -301,7 +256,6 @@ def test_a_generation_setting_that_is_not_followed_is_refused(settings: dict[str
 
 ALL = os.environ.get("DLLM_BENCH_ALL_ITEMS") == "1"
 TEXTS, PROGRAMS, FOREIGN = (None, None, None) if ALL else (300, 8, 150)
-KNOWN = read_yaml(Path(__file__).with_name("gold.yaml"))
 SPLITS, CHANCE, WRONG_GOLD = (KNOWN[name] for name in ("splits", "chance", "wrong gold"))
 ABSENT = ("sudoku_dream", "countdown_dream")  # see test_prompts.py
 TASKS = [task for task in task_names() if task_file(task)["output_type"] == "generate_until"]

@@ -15,21 +15,13 @@ from dllm_bench.api.compose import compose
 from dllm_bench.api.lm_eval_model import MODEL
 from dllm_bench.benchmarks.lm_eval import TASKS
 from dllm_bench.cli.main import main
+from dllm_bench.paths import read_yaml
 from dllm_bench.runs.runner import run
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
 
-WORDS = """\
-task: words
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
-output_type: {kind}
-test_split: test
-doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
-doc_to_target: "{{{{answer}}}}"
-generation_kwargs: {{until: ["Question:"], do_sample: false, max_gen_toks: 64}}
-metric_list: [{{metric: {metric}, aggregation: mean, higher_is_better: true}}]
-"""
+WORDS = Path(__file__).with_name("words.txt").read_text()
+REFUSED = read_yaml(Path(__file__).with_name("gold.yaml"))["refused by lm-eval"]
 DECODER = ("decoder=fast_dllm", "decoder.select.tau=0.8")
 
 
@@ -112,13 +104,7 @@ def test_flags_of_lm_eval_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_tasks")
-@pytest.mark.parametrize(
-    ("settings", "kind", "sentence"),
-    [
-        ("model=tiny-llada,colour=red", "generate_until", "No setting is called 'colour'"),
-        ("model=tiny-llada", "loglikelihood", "vanilla generates text; choose decoder=likelihood"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "kind", "sentence"), REFUSED)
 def test_what_cannot_be_run_is_one_sentence(settings, kind, sentence, tmp_path, capsys) -> None:
     words(tmp_path, kind)
     code = lm_eval("--model_args", settings, "--tasks", "words", "--include_path", str(tmp_path))

@@ -241,12 +241,7 @@ def test_a_program_ends_with_who_runs_it(python: str) -> None:
     """The supervisor and the judged process; also where root becomes another user, which cancels
     the signal at the parent's death.
     """
-    source = (
-        f"import sys; sys.executable = {python!r}\n"
-        "from dllm_bench.benchmarks.sandbox import execute\n"
-        "from dllm_bench.benchmarks.sandbox import Limits\n"
-        "execute('import time; time.sleep(9)', Limits(cpu_s=9, wall_s=9))"
-    )
+    source = f"import sys; sys.executable = {python!r}\n{DRILLS['who runs it']}"
     environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
     with subprocess.Popen([sys.executable, "-c", source], env=environment) as runner:
         if not Path(f"/proc/{runner.pid}/task/{runner.pid}/children").exists():
@@ -305,16 +300,9 @@ def test_root_gives_up_its_rights_without_namespaces(monkeypatch: pytest.MonkeyP
     assert "CapEff:\t0000000000000000" in outcome.stdout
 
 
-LATE = """
-def late(job, held, supervisor, now=restrict):
-    import time; time.sleep(0.3 * supervisor); now(job, held, supervisor)
-restrict = late
-"""
-
-
 @pytest.mark.parametrize("python", pythons())
 def test_the_supervisor_is_never_readable(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_out(monkeypatch, "namespaces", "landlock", more=LATE)
+    leave_out(monkeypatch, "namespaces", "landlock", more=DRILLS["late"])
     monkeypatch.setattr(sys, "executable", python)
     needs("seccomp")
     assert drill("import os; open(f'/proc/{os.getppid()}/mem', 'rb')").verdict == "refused"

@@ -21,28 +21,19 @@ from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.benchmarks.prompts import SETS, PromptsBenchmark
 from dllm_bench.benchmarks.tasks import readers, sources
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import read_yaml
 from tests.benchmark_helpers import Bench, each_kind, encode, lm_eval_benchmark
 
-SIZES = {
-    ("gsm8k", "test"): 1319,
-    ("gsm8k", "cot"): 8,
-    ("math", "math500"): 500,
-    ("math", "minerva"): 4,
-    ("humaneval", "test"): 164,
-    ("mbpp", "test"): 500,
-    ("mmlu", "test"): 14042,
-    ("squad_v2", "dev"): 706,
-    ("drop", "dev"): 1000,
-    ("drop", "fixture"): 19,
-    ("korbench", "test"): 1250,
-    ("livecodebench", "release_v1"): 400,
-}
+KNOWN = read_yaml(Path(__file__).with_name("gold.yaml"))
 
 
-@pytest.mark.parametrize(("source", "split"), SIZES, ids=str)
-def test_all_items_are_read_with_ids_of_their_own(source: str, split: str, real_data: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "split", "size"),
+    [(source, *one) for source, sizes in KNOWN["sizes"].items() for one in sizes.items()],
+)
+def test_all_items_are_read_with_ids_of_their_own(source, split, size, real_data: Path) -> None:
     ids = [row["id"] for row in sources.rows(source, split, str(real_data))]
-    assert len(ids) == len(set(ids)) == SIZES[source, split]
+    assert len(ids) == len(set(ids)) == size
     assert all(key.startswith(f"{source}/{split}") for key in ids)
 
 
@@ -87,27 +78,11 @@ def test_squad_from_the_hub_s_shape(real_data: Path) -> None:
 
 
 def test_drop_reads_numbers_dates_and_spans() -> None:
-    empty = {"number": "", "date": {"day": "", "month": "", "year": ""}, "spans": []}
-    answers = [
-        {**empty, "number": "3"},
-        {**empty, "spans": ["a", "b"]},
-        {**empty, "date": {"day": "4", "month": "May", "year": "1900"}},
-        {**empty, "number": "3"},
-    ]
-    columns = {key: [answer[key] for answer in answers[1:]] for key in empty}
+    answers = KNOWN["drop answers"]
+    columns = {key: [answer[key] for answer in answers[1:]] for key in answers[0]}
     for given in (answers[1:], columns):
         row = {"passage": "p", "question": "q", "answer": answers[0], "validated_answers": given}
         assert readers.convert_drop(row)["answers"] == [["3"], ["a", "b"], ["4 May 1900"]]
-
-
-LCB = {
-    "question_id": "x",
-    "question_content": "q",
-    "starter_code": "",
-    "metadata": "{}",
-    "contest_date": "2024-01-02T00:00:00",
-    "public_test_cases": '[{"input": "1", "output": "2", "testtype": "stdin"}]',
-}
 
 
 def test_hidden_tests_are_read_and_classes_are_not_loaded() -> None:
@@ -116,12 +91,16 @@ def test_hidden_tests_are_read_and_classes_are_not_loaded() -> None:
     def packed(value: Any) -> str:
         return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
 
+    def tests(**more: str) -> Any:
+        return json.loads(
+            readers.convert_livecodebench({**KNOWN["livecodebench"], **more})["tests"]
+        )
+
     for text in (hidden, packed(hidden)):
-        row = readers.convert_livecodebench({**LCB, "private_test_cases": text})
-        assert json.loads(row["tests"]) == [["1", "2"], ["3", "4"]]
-    assert json.loads(readers.convert_livecodebench(LCB)["tests"]) == [["1", "2"]]
+        assert tests(private_test_cases=text) == [["1", "2"], ["3", "4"]]
+    assert tests() == [["1", "2"]]
     with pytest.raises(DllmBenchError, match=r"would load \w+.getcwd"):
-        readers.convert_livecodebench({**LCB, "private_test_cases": packed(os.getcwd)})
+        tests(private_test_cases=packed(os.getcwd))
 
 
 def test_shots_come_from_a_split_that_is_there(real_data: Path) -> None:
