@@ -178,7 +178,7 @@ class LmEvalBenchmark(BenchmarkSettings, ItemsBenchmark):
         """Return all metrics of one answer as "<metric>,<filter>"; how a program ended is the
         verdict."""
         if reading.error is not None:
-            kept = (name for name in metric_names(self.task) if not _tells_ending(name))
+            kept = (name for name in metric_names(self.task) if name.split(",")[0] not in ENDINGS)
             return unreadable(reading.error, kept)
         metrics = reading.metrics
         if self.runs_code:
@@ -248,10 +248,6 @@ def _task_metrics(
     }
 
 
-def _tells_ending(metric: str) -> bool:
-    return metric.split(",")[0] in ENDINGS
-
-
 def _sample_score(reading: Reading, metrics: Mapping[str, float], primary: str) -> SampleScore:
     value, chosen = metrics[primary], primary.rpartition(",")[2]
     if math.isnan(value):
@@ -265,7 +261,7 @@ def _sample_score(reading: Reading, metrics: Mapping[str, float], primary: str) 
         verdict = endings[0]
     elif reading.filtered[chosen] == NOTHING:
         verdict = "no_answer"
-    kept = {name: v for name, v in metrics.items() if not _tells_ending(name)}
+    kept = {name: v for name, v in metrics.items() if name.split(",")[0] not in ENDINGS}
     return SampleScore(value, verdict, kept)
 
 

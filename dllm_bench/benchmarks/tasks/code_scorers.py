@@ -120,12 +120,8 @@ class Tests:
         stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
         stored |= {node.arg for node in nodes if isinstance(node, ast.arg)}
         stored |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-        stored |= {
-            (alias.asname or alias.name).split(".")[0]
-            for node in nodes
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for alias in node.names
-        }
+        imported = [node for node in nodes if isinstance(node, ast.alias)]
+        stored |= {(alias.asname or alias.name).split(".")[0] for alias in imported}
         known = (stored | set(dir(builtins))) - self.defined
         return frozenset({node.id for node in names} - known)
 

@@ -18,6 +18,7 @@ import ctypes
 import errno
 import os
 import resource
+import struct
 import sys
 
 # Type checkers know this name; importing typing would double the start time.
@@ -65,10 +66,9 @@ def limit_resources(limits: dict[str, int]) -> None:
     for name, value in limits.items():
         which = getattr(resource, name)
         hard = resource.getrlimit(which)[1]
-        soft = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
         grace = 1 if name == "RLIMIT_CPU" else 0
-        top = soft + grace if hard == resource.RLIM_INFINITY else min(soft + grace, hard)
-        resource.setrlimit(which, (soft, top))
+        resource.setrlimit(which, (min(value, most), min(value + grace, most)))
 
 
 def other_uid(packages: bool) -> None:
@@ -195,11 +195,9 @@ def seccomp(may_kill: bool, machines: dict[str, Any]) -> None:
     for i, (op, yes, no, k) in enumerate(body):
         yes, no = (len(body) - i - 1 + targets[j] if j < 0 else j for j in (yes, no))
         code.append((op, yes, no, k))
-    raw = b"".join(
-        op.to_bytes(2, sys.byteorder) + bytes((yes, no)) + k.to_bytes(4, sys.byteorder)
-        for op, yes, no, k in code + tail
+    program = ctypes.create_string_buffer(
+        b"".join(struct.pack("=HBBI", *one) for one in code + tail)
     )
-    program = ctypes.create_string_buffer(raw)
 
     class SeccompProgram(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
@@ -325,12 +323,10 @@ def limit_reading() -> None:
     The kernel ends it then: one comparison of hostile values may take for ever inside of Python,
     where no exception reaches it. The parent counts such an end as a wrong answer.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     used = resource.getrusage(resource.RUSAGE_SELF)
     until = int(used.ru_utime + used.ru_stime) + 1 + READING_S
-    if soft == resource.RLIM_INFINITY or until < soft:
-        top = until + 1 if hard == resource.RLIM_INFINITY else min(until + 1, hard)
-        resource.setrlimit(resource.RLIMIT_CPU, (until, top))
+    if until < resource.getrlimit(resource.RLIMIT_CPU)[0]:  # finite, see `restrict`
+        limit_resources({"RLIMIT_CPU": until})
 
 
 def open_schedule(pid: int) -> int:

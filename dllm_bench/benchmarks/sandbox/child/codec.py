@@ -171,7 +171,9 @@ def _read(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Any, int]:
     for _ in range(count):
         member, at = _read(data, at, depth + 1, left)
         members.append(member)
-    return _made(tag, members), at
+    if tag not in MADE:
+        raise UnreadableValueError(f"unknown tag {tag!r}")
+    return MADE[tag](members), at
 
 
 def _read_content(tag: bytes, content: bytes) -> Any:
@@ -189,23 +191,6 @@ def _read_content(tag: bytes, content: bytes) -> Any:
     if tag == b"o":
         return Opaque(content.decode("utf-8", "replace"))
     return bytearray(content) if tag == b"B" else content
-
-
-def _made(tag: bytes, members: list[Any]) -> Any:
-    """Return the container of a tag with these members."""
-    if tag in CONTAINERS:
-        return CONTAINERS[tag](_hashable(members) if tag in b"Sz" else members)
-    if tag == b"I":
-        return iter(members)
-    if tag == b"d":
-        return dict(zip(_hashable(members[::2]), members[1::2], strict=True))
-    if tag == b"a":
-        return Array(members)
-    if tag == b"r":
-        return range(*members)
-    if tag == b"q":
-        return _ratio(*members)
-    raise UnreadableValueError(f"unknown tag {tag!r}")
 
 
 def _ratio(numerator: Any, denominator: Any) -> Any:
@@ -232,3 +217,17 @@ def _hashable(members: list[Any]) -> list[Any]:
         if max(seen.values()) > MAX_EQUAL_HASHES:
             raise UnreadableValueError("too many equal hashes")
     return members
+
+
+MADE: dict[bytes, Any] = {
+    b"l": list,
+    b"t": tuple,
+    b"S": lambda members: set(_hashable(members)),
+    b"z": lambda members: frozenset(_hashable(members)),
+    b"d": lambda members: dict(zip(_hashable(members[::2]), members[1::2], strict=True)),
+    b"I": iter,
+    b"a": Array,
+    b"r": lambda members: range(*members),
+    b"q": lambda members: _ratio(*members),
+}
+"""Tag -> how a value is made of its members."""

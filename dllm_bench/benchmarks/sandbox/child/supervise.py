@@ -193,9 +193,8 @@ class JudgedProcess:
             slept_s = max(0.0, passed_s - cpu_s)
             if cpu_s > limit_s:
                 raise self._stop("timeout", "CPU time")
-            if passed_s > limit_s or self._slept_s + slept_s > self.patience_s:
-                raise self._stop("timeout", "wall time")
-            if time.monotonic() > self._deadline:
+            asleep = passed_s > limit_s or self._slept_s + slept_s > self.patience_s
+            if asleep or time.monotonic() > self._deadline:
                 raise self._stop("timeout", "wall time")
             if done is not None:
                 self._slept_s += slept_s
