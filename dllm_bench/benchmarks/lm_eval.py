@@ -380,8 +380,10 @@ class LikelihoodBenchmark(LmEvalBenchmark):
         return {i["id"]: self._answer(i, texts[i["id"]]) for i in self.answered(texts)}
 
     def _answer(self, item: Item, text: str) -> GradedAnswer:
-        task = task_over(self.task, item)
-        choices, right = task.doc_to_choice(dict(item)), right_choice(task, item)
+        task, doc = task_over(self.task, item), dict(item)
+        choices: list[str] = list(task.doc_to_choice(doc))
+        gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+        right = gold if isinstance(gold, int) else choices.index(gold)
         said = self._read(item, text)
         if not said:
             return GradedAnswer(choices[right], "")
@@ -389,10 +391,3 @@ class LikelihoodBenchmark(LmEvalBenchmark):
         shown = " | ".join(f"{one.nats:.2f} ± {one.error:.2f}" for one in said)
         metrics = self._metrics(item, said)
         return GradedAnswer(choices[right], choices[best], {"none": shown}, metrics)
-
-
-def right_choice(task: Any, item: Item) -> int:
-    """Return the index of the right choice; of an item of lm-eval's task."""
-    doc: dict[str, Any] = dict(item)
-    gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
-    return gold if isinstance(gold, int) else list(task.doc_to_choice(doc)).index(gold)

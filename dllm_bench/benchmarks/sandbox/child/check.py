@@ -141,11 +141,6 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
-def sent(value: Any) -> Any:
-    """Return the value as it would come from a judged process."""
-    return decode(encode(value))
-
-
 def load(source: str, entry_point: str) -> Callable[..., Any]:
     """Return the function that the reference solution defines."""
     space: dict[str, Any] = {"__name__": "__solution__"}
@@ -172,7 +167,8 @@ def expected(payload: dict[str, Any]) -> dict[str, list[Case]]:
         for inputs, again in zip(used[name], fresh[name], strict=True):
             began = time.process_time()
             want = reference(*inputs)
-            cases[name].append((again, sent(want), time.process_time() - began))
+            sent = decode(encode(want))  # as it would come from a judged process
+            cases[name].append((again, sent, time.process_time() - began))
     return cases
 
 
