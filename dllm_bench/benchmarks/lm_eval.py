@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -353,26 +352,20 @@ class LikelihoodBenchmark(LmEvalBenchmark):
         return {i["id"]: self._score(i, texts[i["id"]]) for i in self.answered(texts)}
 
     def _score(self, item: Item, text: str) -> SampleScore:
-        said = self._read(item, text)
-        if not said:
+        try:
+            metrics = self._metrics(item, likelihoods_of(text))
+        except ValueError:
             return SampleScore(0.0, "no_answer", dict.fromkeys(metric_names(self.task), 0.0))
-        metrics = self._metrics(item, said)
         value = metrics[self.primary]
         return SampleScore(value, "correct" if value else "wrong", metrics)
 
-    def _read(self, item: Item, text: str) -> list[Likelihood]:
-        """Return a number for each of the item's options; [] for a text that has no such."""
-        with suppress(ValueError):
-            said = likelihoods_of(text)
-            wanted = len(task_over(self.task, item).doc_to_choice(dict(item)))
-            if len(said) == wanted and not any(math.isnan(one.nats) for one in said):
-                return said
-        return []
-
     def _metrics(self, item: Item, said: Sequence[Likelihood]) -> dict[str, float]:
-        """Return lm-eval's metrics of one item."""
-        results = [(one.nats, one.greedy) for one in said]
-        found = task_over(self.task, item).process_results(dict(item), results)
+        """Return lm-eval's metrics of one item; ValueError without a number for each option."""
+        task, results = task_over(self.task, item), [(one.nats, one.greedy) for one in said]
+        options = len(task.doc_to_choice(dict(item)))
+        if len(said) != options or any(math.isnan(nats) for nats, _ in results):
+            raise ValueError(f"{len(said)} likelihoods, or one that is no number")
+        found = task.process_results(dict(item), results)
         return {f"{name},none": float(value) for name, value in found.items()}
 
     def answers(self, texts: Mapping[str, str]) -> dict[str, GradedAnswer]:
@@ -384,10 +377,11 @@ class LikelihoodBenchmark(LmEvalBenchmark):
         choices: list[str] = list(task.doc_to_choice(doc))
         gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
         right = gold if isinstance(gold, int) else choices.index(gold)
-        said = self._read(item, text)
-        if not said:
+        try:
+            said = likelihoods_of(text)
+            metrics = self._metrics(item, said)
+        except ValueError:
             return GradedAnswer(choices[right], "")
         best = max(range(len(said)), key=lambda i: said[i].nats)
         shown = " | ".join(f"{one.nats:.2f} ± {one.error:.2f}" for one in said)
-        metrics = self._metrics(item, said)
         return GradedAnswer(choices[right], choices[best], {"none": shown}, metrics)

@@ -238,15 +238,10 @@ def _run(program: str, examiner: Examiner, limits: Limits, stdin: str | None) ->
         return _follow(child, read_end, nonce, limits)
     finally:
         os.close(read_end)
-        _remove(folder)
-
-
-def _remove(folder: str) -> None:
-    """Remove a program's folder with all that it left there, at any depth."""
-    try:
-        shutil.rmtree(folder)
-    except (OSError, RecursionError):  # it calls itself, and opens a file, for each level
-        subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL, check=False)
+        try:
+            shutil.rmtree(folder)
+        except (OSError, RecursionError):  # it calls itself, and opens a file, for each level
+            subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 class _Child:
@@ -417,9 +412,8 @@ def _verdict(
     if by_values and begun:
         name = signal.Signals(number).name
         return "failed", f"its results took too much to read or compare ({name})"
-    if stopped:
-        return JUDGE_ERROR, "the wall time was over before the program was judged"
-    return JUDGE_ERROR, f"the process that judges ended with status {status}"
+    late = "the wall time was over before the program was judged"
+    return JUDGE_ERROR, late if stopped else f"the process that judges ended with status {status}"
 
 
 @cache

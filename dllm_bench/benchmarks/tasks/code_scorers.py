@@ -84,12 +84,15 @@ mbpp_continued = per_answer(lambda text, doc: text.split("```")[0])
 
 def grade_humaneval(doc: Doc, results: list[str]) -> dict[str, float]:
     """Grade as right if the item's own `check` returns."""
-    return verdict_metrics(verdict_of(results[0], tests_of_humaneval(doc)))
+    tests = f"\n{doc['test']}\ncheck({doc['entry_point']})\n"
+    reference = doc["prompt"] + doc["canonical_solution"]
+    return verdict_metrics(verdict_of(results[0], Tests(tests, reference, (doc["entry_point"],))))
 
 
 def grade_mbpp(doc: Doc, results: list[str]) -> dict[str, float]:
     """Grade as right if all assertions hold; the set-up code may use what the answer defines."""
-    return verdict_metrics(verdict_of(results[0], tests_of_mbpp(doc)))
+    tests = "\n".join(["", doc["test_setup_code"], *doc["test_list"], ""])
+    return verdict_metrics(verdict_of(results[0], Tests(tests, doc["code"])))
 
 
 def verdict_metrics(verdict: str) -> dict[str, float]:
@@ -177,18 +180,6 @@ class Tests:
                 JUDGE_ERROR, "", 0.0, "the tests cannot be kept apart from the program"
             )
         return sandbox.examine(program, sandbox.Examiner("check", {"pieces": self.pieces}), limits)
-
-
-def tests_of_humaneval(doc: Doc) -> Tests:
-    """Return the item's own `check`, called with its function."""
-    tests = f"\n{doc['test']}\ncheck({doc['entry_point']})\n"
-    reference = doc["prompt"] + doc["canonical_solution"]
-    return Tests(tests, reference, (doc["entry_point"],))
-
-
-def tests_of_mbpp(doc: Doc) -> Tests:
-    """Return the item's set-up code and assertions."""
-    return Tests("\n".join(["", doc["test_setup_code"], *doc["test_list"], ""]), doc["code"])
 
 
 @lru_cache(maxsize=4096)

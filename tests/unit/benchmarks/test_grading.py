@@ -207,7 +207,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def test_tests_that_need_the_program_s_objects_are_compared_outside_of_it(real_data: Path) -> None:
     (doc,) = [doc for doc in lines(real_data / MBPP) if doc["task_id"] == 367]
-    pieces = code_scorers.tests_of_mbpp(doc).pieces
+    pieces = code_scorers.Tests("\n".join([doc["test_setup_code"], *doc["test_list"]]), "").pieces
     assert [value for _, value in pieces if value] == [(False,), (True,), (False,)]
     assert not [source for source, _ in pieces if "True" in source or "False" in source]
     assert code_scorers.grade_mbpp(doc, [doc["code"]])["pass@1"] == 1
@@ -229,11 +229,15 @@ def test_a_busy_machine_moves_no_tests_into_the_program(monkeypatch: pytest.Monk
 
 @pytest.mark.drill  # a minute, and the data never changes
 def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(real_data: Path) -> None:
-    of_mbpp = ((doc["task_id"], code_scorers.tests_of_mbpp(doc)) for doc in lines(real_data / MBPP))
-    rows = lines(real_data / "humaneval/HumanEval.jsonl")
-    of_humaneval = ((doc["task_id"], code_scorers.tests_of_humaneval(doc)) for doc in rows)
-    every = [*of_mbpp, *of_humaneval]
-    found = [name for name, tests in every if not code_scorers.calibrate(tests)[1]]
+    of_items: list[tuple[int | str, code_scorers.Tests]] = []
+    for doc in lines(real_data / MBPP):
+        text = "\n".join(["", doc["test_setup_code"], *doc["test_list"], ""])
+        of_items.append((doc["task_id"], code_scorers.Tests(text, doc["code"])))
+    for doc in lines(real_data / "humaneval/HumanEval.jsonl"):
+        text, name = f"\n{doc['test']}\ncheck({doc['entry_point']})\n", doc["entry_point"]
+        reference = doc["prompt"] + doc["canonical_solution"]
+        of_items.append((doc["task_id"], code_scorers.Tests(text, reference, (name,))))
+    found = [name for name, tests in of_items if not code_scorers.calibrate(tests)[1]]
     assert found == [367, 533, 601, 927], "367 is the one of the test split"
 
 

@@ -199,11 +199,8 @@ def seccomp(may_kill: bool, machines: dict[str, Any]) -> None:
         b"".join(struct.pack("=HBBI", *one) for one in code + tail)
     )
 
-    class SeccompProgram(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
-
-    filter_ = SeccompProgram(len(code + tail), ctypes.addressof(program))
-    call(libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(filter_), 0, 0))
+    filter_ = struct.pack("HP", len(code + tail), ctypes.addressof(program))  # a sock_fprog
+    call(libc.prctl(PR_SET_SECCOMP, 2, filter_, 0, 0))
 
 
 def attempt(held: list[str], step: Callable[..., None], *args: object) -> None:
