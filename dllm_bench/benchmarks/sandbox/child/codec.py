@@ -182,8 +182,7 @@ def _read_content(tag: bytes, content: bytes) -> Any:
             raise UnreadableValueError("too many digits")
         return int.from_bytes(content, "big", signed=True)
     if tag in b"fF":
-        number = FLOAT.unpack(content)[0]
-        return number if tag == b"f" else OtherFloat(number)
+        return (float if tag == b"f" else OtherFloat)(*FLOAT.unpack(content))
     if tag == b"c":
         return complex(*struct.unpack(">dd", content))
     if tag == b"s":
