@@ -228,9 +228,11 @@ def _dataset(
     return {"test": Dataset.from_list(chosen), SHOTS: Dataset.from_list(examples or chosen[:1])}
 
 
-def dataset(**given: Any) -> dict[str, Dataset]:
-    """Call `_dataset` without the arguments it does not have; the task files name this function.
+def _ignoring_unknown(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, called without the keyword arguments it does not have."""
+    known = signature(function).parameters
+    return lambda **given: function(**{name: given[name] for name in known if name in given})
 
-    lm-eval adds the path of the yaml and everything in `--model_args`.
-    """
-    return _dataset(**{k: given[k] for k in signature(_dataset).parameters if k in given})
+
+dataset = _ignoring_unknown(_dataset)
+"""What the task files name; lm-eval adds the path of the yaml and everything in `--model_args`."""
