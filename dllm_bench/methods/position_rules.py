@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Literal
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
-from dllm_bench.core.declared import Amount, Positive, PositiveAmount, Size
+from dllm_bench.core.declared import Amount, Positive, PositiveAmount, Size, fits
 from dllm_bench.core.decoder import Condition, Conditions, holding
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -126,17 +127,35 @@ class TokenCounts:
                 f"has {sha256[:10]}…; give the file with that hash, or leave sha256 out."
             )
         object.__setattr__(self, "sha256", sha256)
+        read_counts(self)
 
 
 @lru_cache(maxsize=4)  # token counts are equal if their hashes are
+def read_counts(counts: TokenCounts) -> tuple[float, Mapping[int, float]]:
+    """Return the number of tokens of the corpus, and the count of each token id."""
+    try:
+        stored = json.loads(place_of(counts.source).read_bytes())
+        total, by_id = stored["num_token"], stored["p_baseline_dict"]
+        found = {int(token): count for token, count in by_id.items()}
+        numbers = [total, *found.values()]
+        if total <= 0 or min(found, default=0) < 0 or not fits(numbers, list[Amount]):
+            raise ValueError("a number is out of its range")
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DllmBenchError(
+            f"{counts.source!r} holds no token counts ({error!r}); name a json file with num_token "
+            "(above 0) and p_baseline_dict (token id: count)."
+        ) from error
+    return total, found
+
+
+@lru_cache(maxsize=4)
 def log_frequency(counts: TokenCounts, size: int, device: torch.device) -> Tensor:
     """Return ln(f + 1e-9) of every token of a vocabulary of `size`, float32 (V,)."""
-    stored = json.loads(place_of(counts.source).read_text())
-    total = stored["num_token"]
+    total, found = read_counts(counts)
     frequency_V = torch.full((size,), 1 / total)
-    for token, count in stored["p_baseline_dict"].items():
-        if int(token) < size:
-            frequency_V[int(token)] = count / total
+    for token, count in found.items():
+        if token < size:
+            frequency_V[token] = count / total
     return to_device((frequency_V + EPS).log(), device)
 
 

@@ -128,6 +128,8 @@ SETTINGS: list[tuple[Make, str]] = [
     (partial(SlowFast, 0.9, 0.3, explores=1), "SlowFast has explores 1"),
     (partial(Eos, "token", prompt=True), "would end a request at once"),
     (partial(TokenCounts, "nowhere.json"), "There are no token counts 'nowhere.json'"),
+    (partial(TokenCounts, __file__), "holds no token counts.*JSONDecodeError.*num_token"),
+    (partial(TokenCounts, "assets/tiny-llada/config.json"), "holds no token counts.*KeyError"),
     (partial(WithEntropy, Confidence(last="ends")), "inner score has last 'ends'"),
     (partial(LikelihoodDecoder, draws=40), r"make decoder\.draws a multiple"),
     (partial(LikelihoodDecoder, block=0), "1 or more"),
