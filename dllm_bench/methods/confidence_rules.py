@@ -97,7 +97,8 @@ class LocalLeap(Select):
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         sure_KW = window.eligible_KW & (scores.probability_KW >= self.tau)
-        near_KW = max_pool1d(sure_KW.float(), 2 * self.radius + 1, stride=1, padding=self.radius)
+        reach = min(self.radius, window.width)
+        near_KW = max_pool1d(sure_KW.float(), 2 * reach + 1, stride=1, padding=reach)
         return torch.where(near_KW > 0, scores.probability_KW >= self.relaxed, sure_KW)
 
 
@@ -182,6 +183,13 @@ class EarlyExit(Select):
         return holding({Condition.IDLES: self.idle})
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
+        for _, token in self.pinned:
+            if token == model.special.mask or not 0 <= token < model.vocab_size:
+                raise DllmBenchError(
+                    f"EarlyExit pins token {token}, but the model's tokens are 0 to "
+                    f"{model.vocab_size - 1:,}, of which {model.special.mask} is the mask; change "
+                    "decoder.select.pinned, a list of [position, token]."
+                )
         return replace(request, pinned=tuple(dict([*request.pinned, *self.pinned]).items()))
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -242,17 +250,17 @@ class SlowFast(Select):
 
     tau: Probability  # probability
     reach: Probability  # probability used to estimate the end of the cycle
-    explores: int = 6  # forwards of a slow phase
-    estimates: int = 2  # X, number of estimates that have to agree
+    explores: Size = 6  # forwards of a slow phase
+    estimates: Size = 2  # X, number of estimates that have to agree
     spread: Amount = 1.0  # they agree below this standard deviation, in positions
     needs = COUNTS_STEPS | needing({"cache": Condition.WHOLE_CANVAS})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.estimates <= self.explores:
+        if self.estimates > self.explores:
             raise DllmBenchError(
                 f"SlowFast has explores {self.explores} and estimates {self.estimates}; give at "
-                "least as many forwards as estimates, which are 1 or more."
+                "least as many forwards as estimates."
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

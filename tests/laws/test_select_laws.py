@@ -74,6 +74,7 @@ REDUCED = [  # a decoder, and two selectors of which it decodes the same
     (BY_ENTROPY, EntropyBound(0.0), TopK()),
     (BY_ENTROPY, EntropyBound(0.0, left_out="last"), TopK()),
     *((BY_ENTROPY, LocalLeap(tau, 1 - tau, 4), TopK()) for tau in (0.0, 1.0)),
+    (BY_8, LocalLeap(0.6, 0.3, 2**53), LocalLeap(0.6, 0.3, 8)),
     *(  # in order of entropy the largest is the last
         (BY_ENTROPY, EntropyBound(gamma, left_out="largest"), EntropyBound(gamma, left_out="last"))
         for gamma in (0.5, 2.0, 8.0)
@@ -221,6 +222,9 @@ def test_forwards_over_pinned_tokens_count_and_are_left_out(model) -> None:
     assert len(decoded(model, PROPHET, select=replace(select, late=0.0)).trace) == 21, "step 22"
     with pytest.raises(DllmBenchError, match="pins a token at new position 32"):
         decoded(model, PROPHET, select=replace(select, pinned=((32, 5),)))
+    for token in (-1, model.vocab_size, model.special.mask):
+        with pytest.raises(DllmBenchError, match=f"pins token {token}, but"):
+            decoded(model, PROPHET, select=replace(select, pinned=((3, token),)))
 
 
 def test_the_gap_is_that_of_the_answer(model) -> None:
@@ -247,3 +251,7 @@ def test_calibration_without_surprise_goes_from_left_to_right(model, position, t
     assert same(decoded(model, WHOLE, **pieces), decoded(model, WHOLE, score=pieces["score"]))
     with pytest.raises(DllmBenchError, match="should have sha256 0000"):
         TokenCounts(str(counts), "0000")
+    for wrong in ({"num_token": 0}, {"p_baseline_dict": {"5": -1}}, {"p_baseline_dict": {"-5": 1}}):
+        counts.write_text(json.dumps({"num_token": 100, "p_baseline_dict": {"5": 50}, **wrong}))
+        with pytest.raises(DllmBenchError, match="out of its range.*above 0"):
+            TokenCounts(str(counts))
