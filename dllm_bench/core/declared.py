@@ -54,7 +54,7 @@ UNBOUNDED = 2**53  # a range up to this is shown without an upper end
 Count = Annotated[int, Range(0, 2**53)]
 Amount = Annotated[float, Range(0, 2**53)]
 Seconds = Annotated[float, Range(0, 1e9)]  # a duration
-Positive = Annotated[int, Range(1, math.inf)]
+Positive = Annotated[int, Range(1, 2**53)]
 Size = Annotated[int, Range(1, 1_000_000)]  # of a block, a window or a memory; more is a mistake
 PositiveAmount = Annotated[float, Range(0, math.inf, above=True)]
 Probability = Annotated[float, Range(0, 1)]
