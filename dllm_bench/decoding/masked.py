@@ -209,7 +209,7 @@ class MaskedDecoder(ComposedDecoder):
         pinned = {f"request {request.id!r} with pinned tokens": needing(FIXED_CANVAS)}
         self.check_run_fits(model, asked={**workers.needs, **(pinned if request.pinned else {})})
         grid = self.schedule.grid(len(request.prompt_ids), request.max_new_tokens)
-        grid = replace(grid, given=tuple(grid.prompt_len + place for place, _ in request.pinned))
+        grid = replace(grid, given=tuple(grid.prompt_len + place for place in dict(request.pinned)))
         state = DecodeState.start(request, model.special, model.device, grid.length)
         if Condition.NO_CHANGES not in self.revise.gives:
             state.changes_KL = torch.zeros_like(state.born_KL)

@@ -33,8 +33,8 @@ from tests.pieces import Table
 from tests.tiers import covering, covering_pairs
 
 REQUEST = Request("blocks", tuple(range(3, 14)), 32)
-PINNED = replace(REQUEST, pinned=tuple((place, 7) for place in (0, 2, *range(6, 19), 31)))
-"""Places in the first block, whole blocks, and a block's end."""
+PINNED = replace(REQUEST, pinned=tuple((place, 7) for place in (0, 2, *range(6, 19), 31, 31)))
+"""Places in the first block, whole blocks, and a block's end, the last one twice."""
 
 
 @dataclass
