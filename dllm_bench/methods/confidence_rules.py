@@ -186,9 +186,8 @@ class EarlyExit(Select):
         for _, token in self.pinned:
             if token == model.special.mask or not 0 <= token < model.vocab_size:
                 raise DllmBenchError(
-                    f"EarlyExit pins token {token}, but the model's tokens are 0 to "
-                    f"{model.vocab_size - 1:,}, of which {model.special.mask} is the mask; change "
-                    "decoder.select.pinned, a list of [position, token]."
+                    f"EarlyExit pins token {token}, the mask or not among the model's "
+                    f"{model.vocab_size:,} tokens; change it in decoder.select.pinned."
                 )
         return replace(request, pinned=tuple(dict([*request.pinned, *self.pinned]).items()))
 
@@ -259,8 +258,7 @@ class SlowFast(Select):
         super().__post_init__()
         if self.estimates > self.explores:
             raise DllmBenchError(
-                f"SlowFast has explores {self.explores} and estimates {self.estimates}; give at "
-                "least as many forwards as estimates."
+                f"SlowFast has explores {self.explores} below estimates {self.estimates}; raise it."
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Literal
@@ -114,44 +115,34 @@ class TokenCounts:
     """Hash of the file: filled in if empty, otherwise compared with the file."""
 
     def __post_init__(self) -> None:
-        path = place_of(self.source)
-        if not path.is_file():
-            raise DllmBenchError(
-                f"There are no token counts {self.source!r}; name a json file with num_token and "
-                "p_baseline_dict (token id: count)."
-            )
-        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        read_counts(self.source)
+        sha256 = hashlib.sha256(place_of(self.source).read_bytes()).hexdigest()
         if self.sha256 not in ("", sha256):
             raise DllmBenchError(
                 f"Token counts {self.source!r} should have sha256 {self.sha256[:10]}…, the file "
                 f"has {sha256[:10]}…; give the file with that hash, or leave sha256 out."
             )
         object.__setattr__(self, "sha256", sha256)
-        read_counts(self)
+
+
+def read_counts(source: str) -> tuple[float, Mapping[int, float]]:
+    """Return the number of tokens of a corpus, and the count of each token id, from a file."""
+    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+        stored = json.loads(place_of(source).read_bytes())
+        total, counts = stored["num_token"], stored["p_baseline_dict"]
+        counts = {int(token): count for token, count in counts.items()}
+        if total > 0 <= min(counts, default=0) and fits([total, *counts.values()], list[Amount]):
+            return total, counts
+    raise DllmBenchError(
+        f"There are no token counts {source!r}; name a json file with num_token (above 0) and "
+        "p_baseline_dict (token id: count)."
+    )
 
 
 @lru_cache(maxsize=4)  # token counts are equal if their hashes are
-def read_counts(counts: TokenCounts) -> tuple[float, Mapping[int, float]]:
-    """Return the number of tokens of the corpus, and the count of each token id."""
-    try:
-        stored = json.loads(place_of(counts.source).read_bytes())
-        total, by_id = stored["num_token"], stored["p_baseline_dict"]
-        found = {int(token): count for token, count in by_id.items()}
-        numbers = [total, *found.values()]
-        if total <= 0 or min(found, default=0) < 0 or not fits(numbers, list[Amount]):
-            raise ValueError("a number is out of its range")
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DllmBenchError(
-            f"{counts.source!r} holds no token counts ({error!r}); name a json file with num_token "
-            "(above 0) and p_baseline_dict (token id: count)."
-        ) from error
-    return total, found
-
-
-@lru_cache(maxsize=4)
 def log_frequency(counts: TokenCounts, size: int, device: torch.device) -> Tensor:
     """Return ln(f + 1e-9) of every token of a vocabulary of `size`, float32 (V,)."""
-    total, found = read_counts(counts)
+    total, found = read_counts(counts.source)
     frequency_V = torch.full((size,), 1 / total)
     for token, count in found.items():
         if token < size:
