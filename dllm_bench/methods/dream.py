@@ -23,16 +23,8 @@ from dllm_bench.decoding.numerics import (
     keep_top_p,
     rounded,
 )
-from dllm_bench.methods.common import (
-    COUNTS_STEPS,
-    Confidence,
-    Ranked,
-    Ties,
-    at_most,
-    column,
-    most_confident_by,
-    step_in_block,
-)
+from dllm_bench.methods import common
+from dllm_bench.methods.common import COUNTS_STEPS, Confidence, Ranked, Ties
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
@@ -161,19 +153,19 @@ class Epsilon(Select):
         return holding({**steps, **draws})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step, _ = step_in_block(state, window)
+        step, _ = common.step_in_block(state, window)
         masks_K = window.eligible_KW.sum(1)
         if self.alg_temp is not None:
             numbers = generator(state, "positions")
             drawn_KW = add_gumbel(scores.confidence_KW, self.alg_temp, numbers, window)
             scores = replace(scores, confidence_KW=drawn_KW)
         count_K = (masks_K * self._share(step, window, state)).long()
-        return most_confident_by(self.ties, scores, window, count_K, state.length)
+        return common.most_confident_by(self.ties, scores, window, count_K, state.length)
 
     def _share(self, step: Tensor | int, window: Window, state: DecodeState) -> Tensor:
         """Return the share of the masks left that is committed in each of these steps."""
         share_X = shares(self._steps(window, state), self.eps, window.eligible_KW.device)
-        return share_X[at_most(step, len(share_X) - 1)]
+        return share_X[common.at_most(step, len(share_X) - 1)]
 
     def _steps(self, window: Window, state: DecodeState) -> int:
         size = state.memo.setdefault(SIZE, min(window.block, window.width))
@@ -228,7 +220,7 @@ class Origin(Epsilon):
         return super().gives - {Condition.ONE_PER_FORWARD}
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        share_K1 = self._share(column(step_in_block(state, window)[0]), window, state)
+        share_K1 = self._share(common.column(common.step_in_block(state, window)[0]), window, state)
         return window.eligible_KW & (self._draw(window, state) < share_K1)
 
     def _draw(self, window: Window, state: DecodeState) -> Tensor:

@@ -15,14 +15,8 @@ from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Needs, 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision, probabilities, top1
-from dllm_bench.methods.common import (
-    COUNTS_STEPS,
-    OF_LOGITS,
-    Confidence,
-    column,
-    largest,
-    step_in_block,
-)
+from dllm_bench.methods import common
+from dllm_bench.methods.common import COUNTS_STEPS, OF_LOGITS, Confidence
 from dllm_bench.registry import register
 
 # --- CreditDecoding -------------------------------------------------------------------------------
@@ -251,12 +245,12 @@ class Stable(Select):
         sure_KW = chance_KW > self.tau if self.strict else chance_KW >= self.tau
         ready_KW = window.eligible_KW & sure_KW & (moved_KWH < self.eps).all(-1)
         if self.warm_up:
-            step, _ = step_in_block(state, window)
-            ready_KW = ready_KW & (column(step) >= moved_KWH.shape[2] - 1)
+            step, _ = common.step_in_block(state, window)
+            ready_KW = ready_KW & (common.column(step) >= moved_KWH.shape[2] - 1)
         if self.commits == "all":
             return ready_KW
         order_KW = chance_KW if self.commits == "most_probable" else -moved_KWH[..., -1]
-        return largest(order_KW, ready_KW)
+        return common.largest(order_KW, ready_KW)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         where_KW = self.fallback(scores, window, state) & window.eligible_KW

@@ -57,19 +57,14 @@ class ReMDM(Budgeted):
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         before, _, size = block_at_entry(window, state)
         step, steps, first = before + 1, self.steps or size, int(size * self.start)
-        confidence_KW = self._recorded(scores, window, state)
+        known_KL = state.recall(COMMIT_CONFIDENCE, scores.probability_KW.dtype)
+        fresh_KW = window.of(state.born_KL) == state.forwards
+        confidence_KW = torch.where(fresh_KW, scores.probability_KW, window.of(known_KL))
+        state.memo[COMMIT_CONFIDENCE] = window.put(known_KL, confidence_KW)
         number = self.number if first <= step < min(first + steps, 2 * steps) else 0
         committed_KW = window.of(state.committed_KL)
         hold_only_branch(HELD if step < 2 * steps else LEFT, state)
         return Revision(largest(-confidence_KW, committed_KW, number))
-
-    def _recorded(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        """Return the probability with which each token of the window was committed, (K, W)."""
-        known_KL = state.recall(COMMIT_CONFIDENCE, scores.probability_KW.dtype)
-        fresh_KW = window.of(state.born_KL) == state.forwards
-        now_KW = torch.where(fresh_KW, scores.probability_KW, window.of(known_KL))
-        state.memo[COMMIT_CONFIDENCE] = window.put(known_KL, now_KW)
-        return now_KW
 
 
 @register("revise.remdm_loop")
