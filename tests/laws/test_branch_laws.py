@@ -126,20 +126,6 @@ def test_branch_confidence_is_rounded_once_to_the_precision_of_the_scores() -> N
     assert picked(Lookahead(1), close_KW.bfloat16(), masked_KW) == 0
 
 
-def test_creation_weighs_against_what_is_left() -> None:
-    """Branch 0 is done, which counts as 1, but was created with less confidence than branch 1."""
-    masked_KW = torch.tensor([[False, False], [True, False], [True, True]])
-    confidence_KW, ids_KW = torch.full((3, 2), 0.6), torch.zeros(3, 2, dtype=torch.long)
-    creation_K = torch.tensor([0.1, 0.9, 1.0])
-    state, window = opened(masked_KW)
-    state.memo[CREATION] = creation_K
-    found = (Scores(ids_KW, confidence_KW, confidence_KW), window, state)
-    winners = {alpha: winner_of(Lookahead(2, alpha), *found) for alpha in (0, 0.5, 1)}
-    assert winners == {0: 0, 0.5: 2, 1: 2}
-    state.memo[CREATION] = torch.tensor([0.1, 0.9, 0.2])
-    assert winner_of(Lookahead(2, alpha=0.5), *found) == 1
-
-
 def test_ranking_and_vote_read_the_raw_confidence() -> None:
     """Of a score that keeps none it is the confidence."""
     fused_KW = torch.tensor([[0.9, 0.1], [0.2, 0.1]])

@@ -57,10 +57,20 @@ def in_orders(model: Any, ids: Sequence[int], start: int, block: int | None) -> 
     return total / len(orders)
 
 
-def test_all_masks_give_the_mean_over_all_orders() -> None:
-    model = tiny_denoiser("llada", seed=3)
-    expected = in_orders(model, (*PROMPT, *OPTION[:4]), len(PROMPT), None)
-    found = likelihood(EXACT, model, Option(PROMPT, OPTION[:4]))
+BLOCKS_OF_4 = ((7, 8), (8, 12), (12, 13))  # at multiples of 4, the prompt's 7 tokens included
+
+
+SINGLE = tuple((at, at + 1) for at in range(7, 13))
+BLOCKWISE = [("sdar", 4, BLOCKS_OF_4), ("sdar", 1, SINGLE), ("llada", 1, SINGLE)]
+
+
+@pytest.mark.parametrize(("layout", "block", "spans"), [("llada", None, ((7, 11),)), *BLOCKWISE])
+def test_all_masks_give_the_mean_over_all_orders(layout, block, spans) -> None:
+    """Of each block, given those before it; for blocks of 1 this is autoregressive."""
+    model, ids = tiny_denoiser(layout, seed=3), (*PROMPT, *OPTION)
+    expected = sum(in_orders(model, ids[:stop], first, block) for first, stop in spans)
+    option = Option(PROMPT, OPTION[: spans[-1][1] - len(PROMPT)])
+    found = likelihood(replace(EXACT, block=block), model, option)
     assert (found.nats, found.error) == (pytest.approx(expected, abs=1e-4), 0)
 
 
@@ -80,29 +90,13 @@ def test_draws_estimate_what_all_masks_give(layout: str, block: int | None) -> N
         assert len({one.nats for one in found}) == len(found)
 
 
-@pytest.mark.parametrize("layout", ["qwen3", "sdar", "llada"])
-def test_blocks_of_one_position_are_autoregressive(layout: str) -> None:
-    """One forward for a causal model, a forward per token for one that predicts at a mask."""
-    model, ids = tiny_denoiser(layout, seed=3), (*PROMPT, *OPTION)
-    places = range(len(PROMPT), len(ids))
+def test_a_causal_model_needs_one_forward() -> None:
+    model, ids = tiny_denoiser("qwen3", seed=3), (*PROMPT, *OPTION)
     generation = replace(EXACT, block=1).generate(model, asked(Option(PROMPT, OPTION)))
-    if model.attention_form == "causal":
-        whole = log_probs(model, ids, 1)
-        expected = sum(float(whole[i, ids[i]]) for i in places)
-        assert len(generation.trace) == 1
-    else:
-        expected = sum(in_orders(model, ids[: i + 1], i, 1) for i in places)
-        assert len(generation.trace) == len(OPTION)
+    whole = log_probs(model, ids, 1)
+    expected = sum(float(whole[i, ids[i]]) for i in range(len(PROMPT), len(ids)))
+    assert len(generation.trace) == 1
     assert generation.likelihoods[0].nats == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_block_is_scored_given_those_before_it() -> None:
-    """Blocks at multiples of 4: the option's are [7, 8), [8, 12) and [12, 13)."""
-    model, ids = tiny_denoiser("sdar", seed=3), (*PROMPT, *OPTION)
-    blocks = ((7, 8), (8, 12), (12, 13))
-    expected = sum(in_orders(model, ids[:stop], first, 4) for first, stop in blocks)
-    found = likelihood(replace(EXACT, block=4), model, Option(PROMPT, OPTION))
-    assert found.nats == pytest.approx(expected, abs=1e-4)
 
 
 def test_guidance_is_against_the_masked_prompt() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -42,11 +43,17 @@ def scores_of(score: Score, logits_KWV: Tensor, seed: int = 3) -> Scores:
 
 
 def surprise(ids_W: Tensor, law_V: Tensor) -> float:
-    """Chance of frequencies at least as far from `law` as these (chi-square)."""
-    seen_V = torch.bincount(ids_W, minlength=len(law_V)).double()
-    assert not seen_V[law_V == 0].any(), "a token outside of the support"
-    held, expected_V = law_V > 0, law_V.double() / law_V.double().sum() * len(ids_W)
-    return float(chisquare(seen_V[held], expected_V[held]).pvalue)
+    """Return `chance` of these tokens."""
+    law = {token: p for token, p in enumerate(law_V.double().tolist()) if p}
+    return chance(Counter(ids_W.tolist()), law)
+
+
+def chance(found: Counter[Any], law: dict[Any, float]) -> float:
+    """Chance of counts at least as far from the law (chi-square)."""
+    assert set(found) <= set(law), "outside of the support"
+    total, share = found.total(), sum(law.values())
+    expected = [total * p / share for p in law.values()]
+    return float(chisquare([found[key] for key in law], expected).pvalue)
 
 
 def tempered(temperature: float) -> Tensor:
@@ -253,14 +260,6 @@ def drawn(alg_temp: float | None, steps: int, seed: int) -> tuple[int, ...]:
 
 
 CONFIDENCE = torch.tensor([0.9, 0.5, 1.0, 0.2, 0.8, 0.1, 0.6])
-
-
-def chance(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """Chance of counts at least as far from the law (chi-square)."""
-    assert set(found) <= set(law)
-    total, share = found.total(), sum(law.values())
-    expected = [total * p / share for p in law.values()]
-    return float(chisquare([found[key] for key in law], expected).pvalue)
 
 
 def without_replacement(many: int, alg_temp: float) -> dict[tuple[int, ...], float]:
