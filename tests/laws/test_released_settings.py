@@ -133,7 +133,7 @@ def test_of_equal_confidences_those_are_taken_that_torch_topk_takes(kind: type) 
         masked_1W = torch.rand(1, 24, generator=numbers) < 0.8
         scores = Scores(torch.zeros_like(confidence_1W).long(), confidence_1W, confidence_1W)
         state, _ = opened(torch.ones(1, 40, dtype=torch.bool))
-        window, chosen = Window(8, 32, 40, 24, 8, masked_1W), {}
+        window, chosen = Window(8, 32, 40, 24, 8, masked_1W), dict[str, torch.Tensor]()
         for ties, around in (("canvas", (8, 8)), ("block", (0, 0)), ("lower", (0, 0))):
             state.memo.clear()
             chosen[ties] = found_1W = kind(3, ties=ties)(scores, window, state) & masked_1W
