@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.benchmark import Turns
+from dllm_bench.core.declared import fits, refusal
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.adapters import PublishedConfig
@@ -165,8 +166,7 @@ class SpecialTokenSources:
 
     def config_ids(self, role: str) -> list[int]:
         """Return the ids config.json gives for a role; some checkpoints give several eos ids."""
-        ids = self.published.get(f"{role}_token_id")
-        return ids if isinstance(ids, list) else [] if ids is None else [ids]
+        return _listed_ids("config.json", self.published, f"{role}_token_id")
 
     def id_of(self, *texts: str) -> int | None:
         """Return the id of the first of these token texts that is in the vocabulary."""
@@ -193,16 +193,17 @@ class SpecialTokenSources:
 
     def ends(self) -> tuple[int, int | None]:
         """Return (end of text, end of a turn); if eos ends a turn, another eos id ends the text."""
-        eos, turn = self.agreed("eos"), self.id_of(*TURN_ENDS)
+        eos, turn = self.preferred("eos"), self.id_of(*TURN_ENDS)
+        if turn not in (eos, *self.config_ids("eos")):  # else each may name one of the two ends
+            self.agreed("eos")
         if eos is None:
             raise DllmBenchError(
                 "Neither config.json nor the tokenizer names an eos token; change the checkpoint's "
                 "files so that exactly one eos token is named."
             )
-        more = self.generation.get("eos_token_id")
-        ends = [*self.config_ids("eos"), *(more if isinstance(more, list) else [more])]
-        others = [token for token in ends if token not in (turn, None)]
-        return (others[0] if eos == turn and others else eos), turn
+        generated = _listed_ids("generation_config.json", self.generation, "eos_token_id")
+        ends = [eos, *self.config_ids("eos"), *generated]
+        return next((token for token in ends if token != turn), eos), turn
 
     def mask(self, text: str | None) -> int | None:
         """Return the id of the mask; `text` (`mask_token` in the model's yaml) must be the text of
@@ -219,6 +220,15 @@ class SpecialTokenSources:
                 f"mask_token_id={agreed}; use config.json and tokenizer of one checkpoint."
             )
         return wanted if agreed is None else agreed
+
+
+def _listed_ids(file: str, config: PublishedConfig, key: str) -> list[int]:
+    """Return the id or the list of ids that a file gives for a key, [] without one."""
+    given = config.get(key)
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if not fits(ids, list[int]):
+        raise refusal(file, key, int, given)
+    return ids
 
 
 def special_tokens(
