@@ -25,7 +25,7 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
 from dllm_bench.models.spec import MASKLESS, ModelSpec
-from dllm_bench.models.text import FILES, require_regular
+from dllm_bench.models.text import VOCABULARIES, has_vocabulary, require_regular
 from dllm_bench.paths import ASSETS, IMPORTED, assets_dir, conf_dir, place_of
 
 SHIPPED_MODELS = tuple(sorted(file.stem for file in (conf_dir() / "model").glob("tiny-*.yaml")))
@@ -221,8 +221,8 @@ def lacking(folder: Path, model: ModelSpec) -> Iterator[str]:
         pickled = pickled_weights(folder)
         why = f"; it holds pickled weights only ({pickled}), which can run code" if pickled else ""
         yield f"weights (*.safetensors{why})"
-    if not any((folder / file).is_file() for file in FILES):
-        yield f"a tokenizer ({FILES[0]})"
+    if not has_vocabulary(folder):
+        yield f"a tokenizer ({VOCABULARIES[0]})"
     elif not model.mask_token and not _names_mask(folder, published, name, model):
         yield "the id of a mask token in its JSON files; name its text with model.mask_token=TEXT"
     if model.chat and not has_template(folder):

@@ -24,7 +24,8 @@ from dllm_bench.models.adapters import PublishedConfig
 
 TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|role_end|>", "<turn|>", "<end_of_turn>", "<|eot|>")
 """Of LLaDA, Llama; Dream, SDAR, Qwen; LLaDA-MoE, LLaDA2; Gemma (2); embedded models."""
-FILES = ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json")
+VOCABULARIES = ("tokenizer.json", "vocab.json")
+FILES = (*VOCABULARIES, "merges.txt", "added_tokens.json")
 SETTINGS = (
     "tokenizer_config.json special_tokens_map.json chat_template.jinja generation_config.json"
 ).split()
@@ -108,11 +109,16 @@ def library_errors_named(failed: str, todo: str) -> Iterator[None]:
 PANIC = "PanicException"  # pyo3 makes the class, which no module exports
 
 
+def has_vocabulary(folder: Path) -> bool:
+    """Return whether a folder lists tokens; added_tokens.json alone lists a few of them."""
+    return any((folder / name).is_file() for name in VOCABULARIES)
+
+
 def read_tokenizer(folder: Path) -> Any:
     """Return the folder's tokenizer, without running code of the checkpoint; None if it has
     none."""
     _check_tokenizer_files(folder)
-    if not any((folder / name).is_file() for name in FILES):
+    if not has_vocabulary(folder):
         return None
     from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer  # slow to import
 
