@@ -100,7 +100,7 @@ def _cached_snapshot(hub_id: str, revision: str | None) -> Path:
 
     try:
         return Path(snapshot_download(hub_id, revision=revision, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
+    except (LocalEntryNotFoundError, HFValidationError, IsADirectoryError):  # refs/<revision>
         pinned = f" --revision {revision}" if revision else ""
         raise DllmBenchError(
             f"Model {hub_id!r} is not in the local Hugging Face cache and nothing is downloaded "
@@ -186,7 +186,7 @@ def has_template(folder: Path) -> bool:
     """Return whether the tokenizer can write chat turns."""
     file = folder / TOKENIZER_CONFIG
     settings = read_json(file) if file.is_file() else {}
-    return TEMPLATE in settings or (folder / f"{TEMPLATE}.jinja").is_file()
+    return bool(settings.get(TEMPLATE)) or (folder / f"{TEMPLATE}.jinja").is_file()
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
@@ -460,9 +460,13 @@ def verify_manifest(
         raise DllmBenchError(
             f"{cache} holds no {MANIFEST}; name the folder that dllm-bench prefetch filled."
         )
-    named = [source for source, *_ in checkpoint_sources(specs)]
-    for source in named or sorted(manifest):
-        if source in manifest:
-            yield source, manifest_problems(cache, manifest[source])
-        elif is_hub_id(source):
-            yield source, ["is not in the manifest"]
+    named = checkpoint_sources(specs) or [(source, None, False) for source in sorted(manifest)]
+    for source, revision, _ in named:
+        entry = manifest.get(source)
+        if entry is None:
+            if is_hub_id(source):
+                yield source, ["is not in the manifest"]
+        elif COMMIT_SHA.fullmatch(revision or "") and entry.get("commit") != revision:
+            yield source, [f"is there at commit {entry.get('commit')}, and {revision} is needed"]
+        else:
+            yield source, manifest_problems(cache, entry)
