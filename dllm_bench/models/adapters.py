@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dllm_bench.core.declared import shown
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
 
@@ -101,8 +102,8 @@ class CheckpointLayout:
     def check(self, published: PublishedConfig) -> None:
         """Raise DllmBenchError, naming every key, for a config that this layout would load
         wrongly."""
-        wrong = unsupported(self.name, self.text_config(published))
-        if wrong:
+        text = self.text_config(published)
+        if wrong := unsupported("every", published) + unsupported(self.name, text):
             raise DllmBenchError(
                 f"The config asks for {', '.join(wrong)}, which the {self.model_type} adapter does "
                 f"not support; use a checkpoint without it or extend the adapter."
@@ -136,7 +137,7 @@ def unsupported(kind: str, config: Mapping[str, Any]) -> list[str]:
     """Return the settings of a config that `layouts.yaml` does not list for a kind, as
     `key=value`."""
     return [
-        f"{key}={config[key]!r}"
+        f"{key}={shown(config[key])}"
         for key, values in LAYOUTS["supported"][kind].items()
         if key in config and config[key] not in values
     ]

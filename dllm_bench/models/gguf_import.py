@@ -349,6 +349,7 @@ def _require_plain(gguf: GgufFile, kind: str) -> None:
     key = _head_sizes(gguf, kind)[2]
     wrong = {
         "experts": bool(gguf.metadata.get(f"{kind}.expert_count")),
+        "its other tensors in further files": gguf.metadata.get("split.count", 1) != 1,
         f"rotary embeddings scaled by {scaling!r}": scaling != "none",
         "rotary embeddings scaled by a factor": any(factor != 1 for factor in factors),
         "rotary embeddings of a part of each head": rotary not in (None, key),
