@@ -51,7 +51,7 @@ def test_the_folder_of_a_lora_adapter_is_the_model_it_adapts(folder: Path, tmp_p
 @pytest.mark.parametrize(
     ("missing", "words"),
     [
-        ("tokenizer.json", "a tokenizer"),
+        ("tokenizer.json", "a tokenizer"),  # added_tokens.json is left
         ("model.safetensors", "weights"),
         ("config.json", "holds no config.json"),
         ("mask", "model.mask_token=TEXT"),
@@ -64,6 +64,7 @@ def test_what_a_folder_lacks_is_said(folder: Path, missing: str, words: str) -> 
         content = json.loads((folder / file).read_text())
         (folder / file).write_text(json.dumps({**content, **entries}))
 
+    (folder / "added_tokens.json").write_text("{}")
     settings = {"name": "mine", "path": str(folder), "chat": missing == "template"}
     if missing == "mask":
         change("config.json", mask_token_id=None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -167,13 +168,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def random_model(family: str) -> Any:
-    """Return a model of transformers."""
+def random_model(family: str, **changes: Any) -> Any:
+    """Return a model of transformers; `changes` go into its config."""
     import transformers
 
     torch.manual_seed(0)
     if family != "Gemma4":
-        config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family])
+        config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family] | changes)
         return getattr(transformers, f"{family}ForCausalLM")(config).eval()
     text = {
         **SIZES,
@@ -230,33 +231,22 @@ def test_gemma_whose_layers_share_their_keys_is_refused(tmp_path: Path) -> None:
         load_denoiser(tmp_path)
 
 
-FEEDS = [  # (start, stop) of every request in three forwards, beginning with the prompts
-    [(0, 9), (0, 1), (0, 14), (0, 4)],
-    [(9, 10), (1, 8), (14, 17), (4, 6)],
-    [(10, 16), (8, 9), (17, 18), (6, 13)],
-]
-
-
-def plan(feed: tuple[int, int]) -> ForwardPlan:
-    rows = max(feed[1] - 1, feed[0] + 1), feed[1] + 1
-    return replace(step("causal", feed, rows, feed), feature_layers=(-1, 1))
+ENDS = [(0, 9, 10, 16), (0, 1, 8, 9), (0, 14, 17, 18), (0, 4, 6, 13)]  # of forwards, by request
 
 
 def test_batched_requests_equal_unbatched_ones(saved) -> None:
     _, model = saved
-    generator = torch.Generator().manual_seed(0)
-    tokens = [torch.randint(4, VOCAB, (1, LENGTH - r), generator=generator) for r in range(4)]
+    tokens = [torch.randint(4, VOCAB, (1, LENGTH - r)) for r in range(len(ENDS))]
     together, alone = ([model.new_cache(t.shape[1]) for t in tokens] for _ in range(2))
-    for feeds in FEEDS:
-        plans = [plan(feed) for feed in feeds]
+    for feeds in zip(*map(pairwise, ENDS), strict=True):
+        rows = [(max(stop - 1, start + 1), stop + 1) for start, stop in feeds]
+        steps = [step("causal", *one) for one in zip(feeds, rows, feeds, strict=True)]
+        plans = [replace(one, feature_layers=(-1, 1)) for one in steps]
         found = model.forward_batch(tokens, plans, together)
-        expected = [model.forward(*each) for each in zip(tokens, plans, alone, strict=True)]
-        for one, other in zip(found, expected, strict=True):
-            assert one.shape == other.shape
-            assert gap(one, other) < RELATIVE
-        for one, other in zip(together, alone, strict=True):
-            assert one.features is not None
-            torch.testing.assert_close(one.features, other.features, atol=1e-4, rtol=1e-4)
-        for caches in (together, alone):
-            for kv, own in zip(caches, plans, strict=True):
-                kv.keep(own, FIRST)
+        for one, own, ids, kv, other in zip(found, plans, tokens, together, alone, strict=True):
+            wanted = model.forward(ids, own, other)
+            assert one.shape == wanted.shape and gap(one, wanted) < RELATIVE
+            assert kv.features is not None
+            torch.testing.assert_close(kv.features, other.features, atol=1e-4, rtol=1e-4)
+            kv.keep(own, FIRST)
+            other.keep(own, FIRST)

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -137,6 +138,8 @@ def test_of_several_chat_templates_the_default_one_is_used(folder: Path) -> None
     edit(folder / "tokenizer_config.json", chat_template=[{"name": "tool_use", **named}])
     with pytest.raises(DllmBenchError, match="no default chat template .*set chat: false"):
         load_model(spec(folder, chat=True))
+    edit(folder / "tokenizer_config.json", chat_template=None)
+    assert not sources.settings_of(folder)["chat"]
 
 
 def config(**entries: Any) -> Plant:
@@ -174,7 +177,6 @@ MAMBA = config(model_type="mamba", architectures=["MambaForCausalLM"])
 UNKNOWN = r"^(?!.*correct).*'mamba' \(MambaForCausalLM\), which no adapter.*dllm_bench\.wrap"
 REFUSED: dict[str, tuple[str, Plant, dict[str, Any], str]] = {  # layout, plant, settings, words
     "a dtype": ("dream", as_it_is, {"dtype": "int4"}, "int4"),
-    "attention": ("dream", as_it_is, {"attention": "flash"}, "flash"),
     "no such adapter": ("dream", as_it_is, {"adapter": "gpt"}, "gpt"),
     "no such device": ("dream", as_it_is, {"device": "abacus"}, "abacus"),
     "a block": ("dream", as_it_is, {"block": 8}, "only block_causal takes a block"),
@@ -186,10 +188,9 @@ REFUSED: dict[str, tuple[str, Plant, dict[str, Any], str]] = {  # layout, plant,
     "no base": ("wedlm", config(rope_theta=None), {}, "no 'rope_theta'"),
     "scaling": ("llada", config(rope_scaling={"type": "dynamic"}), {}, "of type 'dynamic'"),
     "positions": ("llada", config(alibi=True), {}, "alibi=True"),
-    "activation": ("dream", config(hidden_act="gelu"), {}, "hidden_act='gelu'"),
+    "packed": ("dream", config(quantization_config={"bits": 4}), {}, r"n_config=\{'bits': 4\}"),
     "norms": ("wedlm", config(qk_norm=False), {}, "qk_norm=False, which the wedlm adapter"),
     "experts": ("llada2", config(expert_capacity=4), {}, "=4, which the llada2_moe adapter"),
-    "no config": ("dream", lambda f: (f / "config.json").unlink(), {}, r"holds no config\.json"),
     "no tensor": ("llada", without(LLADA_KEY), {}, f"missing: {LLADA_KEY}"),
     "two heads": ("dream", config(tie_word_embeddings=True), {}, r"hold another lm_head\.weight"),
     "more tensors": ("dream", without("", extra=torch.ones(2)), {}, "unexpected: extra"),
@@ -206,6 +207,11 @@ REFUSED: dict[str, tuple[str, Plant, dict[str, Any], str]] = {  # layout, plant,
     "end as mask": (
         "dream", unmasked, {"mask_token": "<|endoftext|>"}, f"found mask={ROLES['eos']} with",
     ),
+    "text as an id": ("llada", config(mask_token_id="95"), {}, "_id '95'; give a whole number"),
+    "another end": (
+        "dream", lambda f: (f / "generation_config.json").write_text('{"eos_token_id": ["a"]}'),
+        {}, r"generation_config.json has eos_token_id \['a'\]; give",
+    ),
     "other ends": ("dream", config(eos_token_id=[7, 8]), {}, r"eos_token_id=\[7, 8\], the tok"),
 }  # fmt: skip
 
@@ -219,12 +225,16 @@ def test_what_would_be_loaded_wrongly_is_refused(name, tmp_path, monkeypatch) ->
         load_model(spec(tmp_path, **settings))
 
 
-def test_a_model_that_is_not_in_the_cache_is_told_how_to_be_fetched() -> None:
+def test_a_model_that_is_not_in_the_cache_is_told_how_to_be_fetched(monkeypatch) -> None:
     absent = ModelSpec("absent", "nobody-org/no-such-model", revision="abc")
     words = "hf download nobody-org/no-such-model --rev.* abc"
     for use in (load_model, content_hash):
         with pytest.raises(DllmBenchError, match=words):
             use(absent)
+    refs = Mock(side_effect=IsADirectoryError)  # as for a revision that is a folder of refs
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refs)
+    with pytest.raises(DllmBenchError, match="hf download nobody-org/no-such-model,"):
+        load_model(replace(absent, revision=""))
 
 
 def test_the_content_hash_follows_content(folder: Path, tmp_path: Path) -> None:
@@ -271,25 +281,24 @@ def test_the_yaml_may_say_how_the_weights_were_trained(folder: Path) -> None:
     assert other.denoiser.shifted != plain.denoiser.shifted
 
 
-@pytest.mark.parametrize(
-    ("trained", "asked", "words"),
-    [
-        (("full", None), ("full", 0), None),
-        (("block_causal", 4), ("block_causal", 4), None),
-        (("block_causal", None), ("block_causal", 32), None),
-        (("causal", None), ("full", 0), None),
-        (("block_causal", 1), ("feed_order", 16), None),
-        (("full", None), ("block_causal", 32), "full attention, the decoder uses block_causal"),
-        (("block_causal", 4), ("full", 0), "block_causal attention over blocks of 4, the decoder"),
-        (("block_causal", 4), ("block_causal", 32), "uses block_causal attention over blocks of 3"),
-        (("block_causal", 4), ("feed_order", 4), "uses attention that is causal in the order"),
-    ],
-)
-def test_a_decoder_with_other_attention_gets_a_warning(trained, asked, words, folder) -> None:
-    form, block = trained
-    model = replace(load_model(spec(folder)), attention_form=form, block=block)
-    warning = model.attention_warning(*asked)
-    assert warning is None if words is None else words in str(warning)
+WARNED = [  # attention and block of the weights, of a decoder, words of the warning
+    (("full", None), ("full", 0), "None"),
+    (("block_causal", 4), ("block_causal", 4), "None"),
+    (("block_causal", None), ("block_causal", 32), "None"),
+    (("causal", None), ("full", 0), "None"),
+    (("block_causal", 1), ("feed_order", 16), "None"),
+    (("full", None), ("block_causal", 32), "full attention, the decoder uses block_causal"),
+    (("block_causal", 4), ("full", 0), "block_causal attention over blocks of 4, the decoder"),
+    (("block_causal", 4), ("block_causal", 32), "uses block_causal attention over blocks of 3"),
+    (("block_causal", 4), ("feed_order", 4), "uses attention that is causal in the order"),
+]
+
+
+def test_a_decoder_with_other_attention_gets_a_warning(folder: Path) -> None:
+    model = load_model(spec(folder))
+    for (form, block), asked, words in WARNED:
+        trained = replace(model, attention_form=form, block=block)
+        assert words in str(trained.attention_warning(*asked))
 
 
 # --- special ids: config.json, tokenizer and generation_config.json must agree --------------------
@@ -320,12 +329,13 @@ def test_several_eos_ids(folder: Path) -> None:
     def ends() -> tuple[int, ...]:
         return load_model(spec(folder)).special.ends
 
-    edit(folder / "config.json", eos_token_id=[7, eos, eot])
-    assert ends() == (eos, eot)
+    for ids in (eot, [7, eos, eot]):
+        edit(folder / "config.json", eos_token_id=ids)
+        assert ends() == (eos, eot)
     edit(folder / "tokenizer_config.json", eos_token="<|eot|>")
-    assert ends() == (7, eot)
-    edit(folder / "config.json", eos_token_id=eot)
-    assert ends() == (eot,)
+    for ids, expected in (([7, eos, eot], (7, eot)), (eos, (eos, eot)), (eot, (eot,))):
+        edit(folder / "config.json", eos_token_id=ids)
+        assert ends() == expected
     for more in ([eot, eos], eos):
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": more}))
         assert ends() == (eos, eot)
@@ -496,6 +506,9 @@ def test_the_command(hub: list[dict[str, Any]], tmp_path: Path, command) -> None
     shutil.move(cache, moved)
     verify = "prefetch --verify --to"
     command(f"{verify} {moved}", here=False)
+    other = on_hub(path="Dream-org/Dream-v0-Base-7B", revision="f" * 40)
+    (_, (missing,)) = next(sources.verify_manifest(moved, [other]))
+    assert missing.startswith(f"is there at commit {COMMIT}")
     named = command(f"prefetch dream-base llada-base --verify --to {moved}", code=1, here=False)
     assert "ok  Dream-org/" in named and "LLaDA-8B-Base  is not in the manifest" in named
     assert "Lora" not in named
