@@ -331,5 +331,4 @@ PLAIN_CLASSES = {f"{one.family}ForCausalLM" for one in ADAPTERS.values() if one.
 def recognised_adapter(published: PublishedConfig) -> str | None:
     """Return the name of the adapter whose layout a config.json has; None if it is not
     supported."""
-    names = (name for name, layout in ADAPTERS.items() if layout.recognises(published))
-    return next(names, None)
+    return next((name for name, one in ADAPTERS.items() if one.recognises(published)), None)

@@ -122,16 +122,12 @@ def check_tensors(
     may be missing (tied weights); `where` names the checkpoint in the error.
     """
     both = expected.keys() & weights.names
+    shapes = {name: weights.shape(name) for name in both}
+    kinds = {name: weights.dtype(name) for name in both}
     wrong = {
-        f"{name} {weights.shape(name)} instead of {expected[name]}"
-        for name in both
-        if weights.shape(name) != expected[name]
+        f"{n} {own} instead of {expected[n]}" for n, own in shapes.items() if own != expected[n]
     }
-    integers = {
-        f"{name} ({weights.dtype(name)})"
-        for name in both
-        if not FLOATING.match(weights.dtype(name))
-    }
+    integers = {f"{n} ({kind})" for n, kind in kinds.items() if not FLOATING.match(kind)}
     problems = {
         "missing": expected.keys() - weights.names - optional,
         "unexpected": weights.names - expected.keys(),

@@ -355,8 +355,7 @@ def _require_plain(gguf: GgufFile, kind: str) -> None:
         "rotary embeddings of a part of each head": rotary not in (None, key),
         "scaled rotary frequencies (rope_freqs.weight)": "rope_freqs.weight" in gguf.tensors,
     }
-    if any(wrong.values()):
-        listed = ", ".join(what for what, found in wrong.items() if found)
+    if listed := ", ".join(what for what, found in wrong.items() if found):
         found = f"has {listed}, which the import does not read"
         raise gguf.wrong(found, "use the model's safetensors checkpoint instead")
 
@@ -430,11 +429,9 @@ def write_tokenizer(gguf: GgufFile, folder: Path) -> None:
     tokens, rows = gguf.texts(TOKENS), _embedding(gguf)[0]
     if not 0 < len(tokens) <= rows:
         raise gguf.wrong(f"has no list of at most {rows} tokens, its embedding's number of rows")
-    if gguf.get("tokenizer.ggml.model") == "gpt2":
-        tokenizer = byte_level_tokenizer(gguf)
-    else:
-        tokenizer = _tokenizer_of_transformers(gguf)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    is_byte_level = gguf.get("tokenizer.ggml.model") == "gpt2"
+    read = byte_level_tokenizer if is_byte_level else _tokenizer_of_transformers
+    read(gguf).save(str(folder / "tokenizer.json"))
     special = {f"{role}_token": tokens[i] for role, i in _special_ids(gguf).items()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     _write_json(folder / "tokenizer_config.json", settings | special)

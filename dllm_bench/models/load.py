@@ -181,8 +181,7 @@ class OpenedCheckpoint:
         with library_errors_named(failed, todo), torch.device("meta"):
             if not self.is_plain:
                 return build()
-            settings = self.layout.settings(text)
-            return PlainModule(self.layout.family_of(text), settings, build)
+            return PlainModule(self.layout.family_of(text), self.layout.settings(text), build)
 
     def _check_counts(self) -> None:
         """Compare numbers of layers and experts with the tensors' names.

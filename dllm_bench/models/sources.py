@@ -18,14 +18,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
 from dllm_bench.models.spec import MASKLESS, ModelSpec
-from dllm_bench.models.text import VOCABULARIES, has_vocabulary, require_regular
+from dllm_bench.models.text import VOCABULARIES, require_regular
 from dllm_bench.paths import ASSETS, IMPORTED, assets_dir, conf_dir, place_of
 
 SHIPPED_MODELS = tuple(sorted(file.stem for file in (conf_dir() / "model").glob("tiny-*.yaml")))
@@ -221,7 +220,7 @@ def lacking(folder: Path, model: ModelSpec) -> Iterator[str]:
         pickled = pickled_weights(folder)
         why = f"; it holds pickled weights only ({pickled}), which can run code" if pickled else ""
         yield f"weights (*.safetensors{why})"
-    if not has_vocabulary(folder):
+    if not any((folder / name).is_file() for name in VOCABULARIES):
         yield f"a tokenizer ({VOCABULARIES[0]})"
     elif not model.mask_token and not _names_mask(folder, published, name, model):
         yield "the id of a mask token in its JSON files; name its text with model.mask_token=TEXT"
@@ -232,10 +231,9 @@ def lacking(folder: Path, model: ModelSpec) -> Iterator[str]:
 def _names_mask(folder: Path, published: Mapping[str, Any], adapter: str, model: ModelSpec) -> bool:
     """Return whether config or tokenizer name a mask token, or the model needs none."""
     layout = ADAPTERS[adapter]
-    if (model.attention_form or layout.attention) in MASKLESS:
-        return True
     config = {**layout.text_config(published), **published}
-    if config.get("mask_token_id") is not None:
+    maskless = (model.attention_form or layout.attention) in MASKLESS
+    if maskless or config.get("mask_token_id") is not None:
         return True
     files = (folder / TOKENIZER_CONFIG, folder / "special_tokens_map.json")
     return any(read_json(file).get("mask_token") for file in files if file.is_file())
@@ -306,8 +304,7 @@ def content_hash(spec: ModelSpec) -> str:
 
 
 def _source_hash(source: str, revision: str | None, is_lora: bool) -> str:
-    elsewhere = source.startswith(IMPORTED) or is_hub_id(source)
-    if elsewhere and PINNED.fullmatch(revision or ""):
+    if (source.startswith(IMPORTED) or is_hub_id(source)) and PINNED.fullmatch(revision or ""):
         return hashlib.sha256(f"{source}@{revision}".encode()).hexdigest()
     folder = checkpoint_folder(source, revision)
     config, stem = (LORA_CONFIG, LORA_STEM) if is_lora else (CONFIG, "model")
@@ -398,13 +395,12 @@ def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Pat
 def checkpoint_sources(specs: Iterable[ModelSpec]) -> list[tuple[str, str | None, bool]]:
     """Return (source, revision, whether it is a LoRA adapter) of everything to download, each
     once."""
-    parts = (
-        ((spec.path, spec.revision, False), (spec.lora, spec.lora_revision, True)) for spec in specs
-    )
-    every = dict.fromkeys(chain.from_iterable(parts))
-    return [
-        (source, revision, is_lora) for source, revision, is_lora in every if source is not None
-    ]
+    found: dict[tuple[str, str | None, bool], None] = {}
+    for spec in specs:
+        found[spec.path, spec.revision, False] = None
+        if spec.lora is not None:
+            found[spec.lora, spec.lora_revision, True] = None
+    return list(found)
 
 
 def manifest_entry(folder: Path, cache: Path) -> Manifest:
@@ -436,8 +432,11 @@ def is_manifest_entry(entry: object) -> bool:
     )
 
 
-def manifest_problems(cache: Path, entry: Manifest) -> list[str]:
-    """Return how the files of a source differ from its entry in the manifest of a cache."""
+def manifest_problems(cache: Path, entry: Manifest, revision: str | None = None) -> list[str]:
+    """Return how the files of a source differ from its entry in the manifest of a cache, or that
+    the entry is of another commit than `revision`."""
+    if COMMIT_SHA.fullmatch(revision or "") and entry.get("commit") != revision:
+        return [f"is there at commit {entry.get('commit')}, and {revision} is needed"]
     problems = []
     for name, recorded in entry["files"].items():
         file = cache / name
@@ -462,11 +461,7 @@ def verify_manifest(
         )
     named = checkpoint_sources(specs) or [(source, None, False) for source in sorted(manifest)]
     for source, revision, _ in named:
-        entry = manifest.get(source)
-        if entry is None:
-            if is_hub_id(source):
-                yield source, ["is not in the manifest"]
-        elif COMMIT_SHA.fullmatch(revision or "") and entry.get("commit") != revision:
-            yield source, [f"is there at commit {entry.get('commit')}, and {revision} is needed"]
-        else:
-            yield source, manifest_problems(cache, entry)
+        if source in manifest:
+            yield source, manifest_problems(cache, manifest[source], revision)
+        elif is_hub_id(source):
+            yield source, ["is not in the manifest"]

@@ -24,7 +24,7 @@ from dllm_bench.models.adapters import PublishedConfig
 
 TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|role_end|>", "<turn|>", "<end_of_turn>", "<|eot|>")
 """Of LLaDA, Llama; Dream, SDAR, Qwen; LLaDA-MoE, LLaDA2; Gemma (2); embedded models."""
-VOCABULARIES = ("tokenizer.json", "vocab.json")
+VOCABULARIES = ("tokenizer.json", "vocab.json")  # added_tokens.json lists but a few tokens
 FILES = (*VOCABULARIES, "merges.txt", "added_tokens.json")
 SETTINGS = (
     "tokenizer_config.json special_tokens_map.json chat_template.jinja generation_config.json"
@@ -70,9 +70,9 @@ def _check_tokenizer_files(folder: Path) -> None:
 
 
 def _added_tokens(file: str, content: Any) -> int:
-    if file == "added_tokens.json":
-        return len(content) if isinstance(content, dict) else 0
-    lists = [content.get(key) for key in ADDED] if isinstance(content, dict) else []
+    if not isinstance(content, dict):
+        return 0
+    lists = [content] if file == "added_tokens.json" else [content.get(key) for key in ADDED]
     return sum(len(one) for one in lists if isinstance(one, (list, dict)))
 
 
@@ -82,7 +82,7 @@ def rust_panics_named(action: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != PANIC:
+        if type(error).__name__ != "PanicException":  # pyo3 makes the class, no module exports it
             raise
         raise DllmBenchError(
             f"{action} ended in an error inside of the tokenizers library ({error}); its "
@@ -106,19 +106,11 @@ def library_errors_named(failed: str, todo: str) -> Iterator[None]:
         raise DllmBenchError(f"{failed} ({found[:SHOWN_CHARACTERS]}); {todo}.") from error
 
 
-PANIC = "PanicException"  # pyo3 makes the class, which no module exports
-
-
-def has_vocabulary(folder: Path) -> bool:
-    """Return whether a folder lists tokens; added_tokens.json alone lists a few of them."""
-    return any((folder / name).is_file() for name in VOCABULARIES)
-
-
 def read_tokenizer(folder: Path) -> Any:
     """Return the folder's tokenizer, without running code of the checkpoint; None if it has
     none."""
     _check_tokenizer_files(folder)
-    if not has_vocabulary(folder):
+    if not any((folder / name).is_file() for name in VOCABULARIES):
         return None
     from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer  # slow to import
 
@@ -215,17 +207,19 @@ class SpecialTokenSources:
         """Return the id of the mask; `text` (`mask_token` in the model's yaml) must be the text of
         it."""
         agreed = self.agreed("mask")
-        wanted = self.id_of(text) if text is not None else None
-        if text is not None and wanted is None and self.tokenizer is not None:
+        if text is None or self.tokenizer is None:
+            return agreed
+        wanted = self.id_of(text)
+        if wanted is None:
             raise DllmBenchError(
                 f"mask_token is {text!r}, which is no token of the model's tokenizer; correct it."
             )
-        if wanted is not None and agreed not in (None, wanted):
+        if agreed not in (None, wanted):
             raise DllmBenchError(
                 f"The mask token {text!r} has id {wanted}, but the checkpoint says "
                 f"mask_token_id={agreed}; use config.json and tokenizer of one checkpoint."
             )
-        return wanted if agreed is None else agreed
+        return wanted
 
 
 def _listed_ids(file: str, config: PublishedConfig, key: str) -> list[int]:
