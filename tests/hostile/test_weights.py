@@ -130,6 +130,7 @@ DAMAGE: dict[str, tuple[Plant, str]] = {
     "empty index": (sharded(text(INDEX, "{}")), "has no weight_map of tensors"),
     "cut tokenizer": (text("tokenizer.json", '{"version"'), "cannot be read (JSONDecodeError"),
     "empty tokenizer": (text("tokenizer.json", "{}"), "cannot be read (KeyError: 'added_tok"),
+    "overflow": (weights(overflow), "gives logits that are NaN or infinite in float32"),
     "wrong mask": (config(mask_token_id=7), "mask_token_id=7, the tok"),
     "pickle": (pickled, "pickled weights only (pytorch_model.bin)"),
 }
@@ -138,9 +139,7 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     "nan": (number(float("nan")), f"{NAME} holds numbers that are NaN"),
     "inf": (number(float("inf")), f"{NAME} holds numbers that are NaN"),
     "nan in the head": (number(float("nan"), "lm_head.weight"), "NaN"),
-    "overflow": (weights(overflow), "gives logits that are NaN or infinite in float32"),
     **{f"index of {file}": (index(file), f"{str(file)!r}, which is no") for file in INDEXED},
-    "index as a list": (sharded(text(INDEX, "[]")), "is not a JSON object"),
     "deep index": (sharded(text(INDEX, DEEP)), "is not valid JSON"),
     "deep config": (text("config.json", DEEP), "config.json is not valid JSON"),
     "config as a list": (text("config.json", "[1]"), "config.json is not a JSON object"),
@@ -182,16 +181,6 @@ def test_a_pattern_that_the_tokenizers_library_gives_up_on_is_named() -> None:
         rust_panics_named("Reading the prompt"),
     ):
         slow.pre_tokenize_str("x" * 60)
-
-
-@pytest.mark.parametrize(("layout", "key"), [("llada", "n_layers"), ("llada_moe", "num_experts")])
-def test_a_huge_count_is_refused_before_a_module_is_built(layout, key, tmp_path) -> None:
-    folder = tiny_checkpoint(layout, tmp_path, seed=5)
-    edit(folder / "config.json", **{key: 10**7})
-    started = time.process_time()
-    with pytest.raises(DllmBenchError, match=f"{key}=10000000, and the weights beside it have"):
-        inspect_checkpoint(spec(folder))
-    assert time.process_time() - started < 5
 
 
 VALUES: tuple[Any, ...] = ("32", -1, 0, 2**70, 1e400, [1], {"a": 1}, None, True, "\ud800")

@@ -25,6 +25,13 @@ def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({key: one for key, one in entries.items() if one != "absent"}))
 
 
+def respelled(folder: Path, **text: Any) -> None:
+    """Rewrite settings of the text model in config.json; "absent" takes one out."""
+    settings = json.loads((folder / "config.json").read_text())["text_config"] | text
+    kept = {key: one for key, one in settings.items() if one != "absent"}
+    edit(folder / "config.json", text_config=kept)
+
+
 def tensors(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from tests.canvas import FULL, SLIDING, published, scaled_apart
 from tests.helpers import load_denoiser, tiny_tokenizer
-from tests.unit.models.common import edit
+from tests.unit.models.common import respelled
 
 CANVAS, TEXT = 8, 21
 FIRST = torch.zeros((), dtype=torch.long)
@@ -31,13 +30,6 @@ def folder(tmp_path: Path) -> Path:
     theirs = scaled_apart(published(4, canvas=CANVAS, layers=(SLIDING, FULL), window=8))
     theirs.save_pretrained(str(tmp_path))
     return tmp_path
-
-
-def respelled(folder: Path, **text: Any) -> None:
-    """Rewrite settings of the text model in config.json; "absent" takes one out."""
-    settings = json.loads((folder / "config.json").read_text())["text_config"] | text
-    kept = {key: one for key, one in settings.items() if one != "absent"}
-    edit(folder / "config.json", text_config=kept)
 
 
 def logits(model: Any, parts: tuple[int, ...] = (TEXT,)) -> Tensor:

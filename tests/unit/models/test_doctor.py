@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dllm_bench.cli import doctor, doctor_torch
 from dllm_bench.decoding import fused
 from dllm_bench.store.groups import RunConfig
 from tests.helpers import IDS, shard, tiny_checkpoint
-from tests.unit.models.common import edit, tensors
+from tests.unit.models.common import edit
 
 HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}
 
@@ -72,14 +72,6 @@ def test_a_model_that_does_not_fit_is_not_loaded(tmp_path, monkeypatch) -> None:
     assert "a small device has 0.0 GiB" in found[-1][2]
 
 
-def test_logits_that_are_no_numbers(tmp_path: Path) -> None:
-    folder = tiny_checkpoint("dream", tmp_path, seed=5)
-    stored = tensors(folder)
-    stored["lm_head.weight"][3] = 3e38
-    save_file(stored, folder / "model.safetensors")
-    assert "gives logits that are NaN or infinite in float32" in report(folder)[-1][2]
-
-
 def test_the_first_error_ends_the_report(tmp_path: Path) -> None:
     folder = tiny_checkpoint("dream", tmp_path, seed=5)
     (folder / "tokenizer.json").unlink()
@@ -89,5 +81,3 @@ def test_the_first_error_ends_the_report(tmp_path: Path) -> None:
     assert "no tokenizer files" in found[-1][2]
     edit(folder / "config.json", mask_token_id=None)
     assert [line[0] for line in report(folder)] == [doctor_torch.REQUIRED_MISSING]
-    assert "mask token of its own" in report(folder)[0][2]
-    assert "no model folder" in report(tmp_path / "nowhere")[0][2]

@@ -7,6 +7,7 @@ was read wrongly reaches.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -20,35 +21,31 @@ from dllm_bench.store.inputs import decoder_of
 from scripts.embedded.recipes import RECIPES
 from tests.tiers import covering
 
-ITEMS, RIGHT = 3, 2
-OF_WORDING, RIGHT_OF_WORDING = 6, 2  # D2F on free wording: half of its answers are right
-DECODERS: Mapping[str, str] = {
-    "full": "fast_dllm",
-    "block_causal": "d2f",
-    "causal": "ar",
-    "canvas": "diffusion_gemma",
+PLAIN = {
+    "full": ["decoder=fast_dllm"],
+    "block_causal": ["decoder=d2f"],
+    "causal": ["decoder=ar"],
+    "canvas": ["decoder=diffusion_gemma", "benchmark.split=copy"],  # tokens follow from the prompt
 }
-SPLITS = {"canvas": ["benchmark.split=copy"]}  # whose tokens each follow from the prompt alone
 
 
-def _decoder(model: Mapping[str, object]) -> list[str]:
+def _decoder(model: Mapping[str, Any]) -> list[str]:
     """Return the plain decoder of an attention form; blocks of one length have their own."""
     if model.get("block") and model["shifted"]:
         return ["decoder=fast_dllm_v2"]
     if model.get("block"):
         return ["decoder=block_diffusion", f"decoder.schedule.block={model['block']}"]
-    return [f"decoder={DECODERS[str(model['attention_form'])]}"]
+    return PLAIN[model["attention_form"]]
 
 
 @pytest.mark.parametrize("name", covering(7, SHIPPED_MODELS, often=4))
 def test_a_shipped_model_answers(name: str) -> None:
     recipe = RECIPES[name]
-    hard = recipe.free_wording and recipe.lora_rank
-    items, right = (OF_WORDING, RIGHT_OF_WORDING) if hard else (ITEMS, RIGHT)
+    # of D2F's answers of free wording half are right
+    items, right = (6, 2) if recipe.free_wording and recipe.lora_rank else (3, 2)
     overrides = [f"model={name}", f"benchmark={recipe.tasks[0]}", f"+benchmark.limit={items}"]
     model = compose([f"model={name}"])["model"]
-    overrides += [*SPLITS.get(model["attention_form"], ()), *_decoder(model)]
-    config = compose([*overrides, "benchmark.allow_code_execution=true"])
+    config = compose([*overrides, *_decoder(model), "benchmark.allow_code_execution=true"])
     decode = decoder_of(config["decoder"])
     loaded = loading.load_model(ModelSpec(**model, dtype="float32", device="cpu"))
     assert loaded.metadata.adapter == recipe.layout

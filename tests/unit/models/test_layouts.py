@@ -6,7 +6,6 @@ and published sizes.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -29,15 +28,14 @@ from dllm_bench.models.load import build_module, load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.store.inputs import decoder_of
-from tests.helpers import CONFIGS, IDS, VOCAB, load_denoiser, shard, tiny_checkpoint, tiny_config
-from tests.unit.models.common import edit, spec
+from tests.helpers import CONFIGS, VOCAB, load_denoiser, shard, tiny_checkpoint, tiny_config
+from tests.unit.models.common import respelled, spec
 from tests.unit.models.restated import Sees, restated
+from tests.unit.models.test_forward import FIRST, LENGTH, PROMPT, canvas
 
 NEW = 12
-LENGTH, PROMPT, BLOCK = 21, 5, 4
+BLOCK = 4
 RELATIVE = 1e-4
-MASK = IDS["<|mask|>"]
-FIRST = torch.tensor(0)
 FORMS: dict[str, Sees] = {
     "full": lambda q, k: True,
     "block_causal": lambda q, k: block_of(k) <= block_of(q),
@@ -47,14 +45,6 @@ FORMS: dict[str, Sees] = {
 
 def block_of(position: int) -> int:
     return 0 if position < PROMPT else 1 + (position - PROMPT) // BLOCK
-
-
-def canvas() -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    tokens_1L = torch.randint(0, VOCAB - len(IDS), (1, LENGTH), generator=generator)
-    masked_1L = torch.rand(1, LENGTH, generator=generator) < 0.4
-    masked_1L[:, :PROMPT] = False
-    return tokens_1L.masked_fill(masked_1L, MASK)
 
 
 def step(
@@ -224,9 +214,7 @@ def test_a_model_saved_by_transformers_is_the_same_here(saved) -> None:
 
 def test_gemma_whose_layers_share_their_keys_is_refused(tmp_path: Path) -> None:
     random_model("Gemma4").save_pretrained(str(tmp_path))
-    file = tmp_path / "config.json"
-    text = json.loads(file.read_text())["text_config"]
-    edit(file, text_config={**text, "num_kv_shared_layers": 2})
+    respelled(tmp_path, num_kv_shared_layers=2)
     with pytest.raises(DllmBenchError, match="num_kv_shared_layers=2"):
         load_denoiser(tmp_path)
 

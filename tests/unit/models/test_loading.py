@@ -71,12 +71,6 @@ def test_what_was_read_of_a_file_does_not_stay_in_memory(tmp_path, monkeypatch) 
         del weights
 
 
-def test_auto_means_float32_on_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    facts = load_model(ModelSpec("tiny", str(folder))).metadata
-    assert (facts.dtype, facts.device) == ("float32", "cpu")
-
-
 def test_a_tied_head_needs_no_tensor(tmp_path: Path) -> None:
     folder, head = tiny_checkpoint("llada", tmp_path, 5), "model.transformer.ff_out.weight"
     edit(folder / "config.json", weight_tying=True)
@@ -97,16 +91,16 @@ def test_llada2_may_name_its_rotary_share_among_the_rotary_settings(tmp_path: Pa
 
 
 def test_llada_with_qkv_bias(tmp_path: Path) -> None:
-    folder = tiny_checkpoint("llada", tmp_path / "biased", 5, include_qkv_bias=True)
-    assert "model.transformer.blocks.0.q_proj.bias" in tensors(folder)
-    biased = logits(load_model(spec(folder)))
-    zeroed = {n: t * (0 if n.endswith("bias") else 1) for n, t in tensors(folder).items()}
-    save_file(zeroed, folder / "model.safetensors")
-    assert (logits(load_model(spec(folder))) - biased).abs().max() > 1e-2
-    plain = {name: t for name, t in zeroed.items() if not name.endswith("bias")}
-    other = tiny_checkpoint("llada", tmp_path / "plain", 5)
-    save_file(plain, other / "model.safetensors")
-    torch.testing.assert_close(logits(load_model(spec(folder))), logits(load_model(spec(other))))
+    folder = tiny_checkpoint("llada", tmp_path, 5, include_qkv_bias=True)
+    biased, stored = logits(load_model(spec(folder))), tensors(folder)
+    plain = {name: t for name, t in stored.items() if not name.endswith("bias")}
+    zeros = {name: 0 * stored[name] for name in stored.keys() - plain.keys()}
+    save_file(plain | zeros, folder / "model.safetensors")
+    unbiased = logits(load_model(spec(folder)))
+    assert zeros and (unbiased - biased).abs().max() > 1e-2
+    save_file(plain, folder / "model.safetensors")
+    edit(folder / "config.json", include_qkv_bias=False)
+    torch.testing.assert_close(unbiased, logits(load_model(spec(folder))))
 
 
 def test_text_goes_both_ways(folder: Path) -> None:
@@ -177,17 +171,16 @@ MAMBA = config(model_type="mamba", architectures=["MambaForCausalLM"])
 UNKNOWN = r"^(?!.*correct).*'mamba' \(MambaForCausalLM\), which no adapter.*dllm_bench\.wrap"
 REFUSED: dict[str, tuple[str, Plant, dict[str, Any], str]] = {  # layout, plant, settings, words
     "a dtype": ("dream", as_it_is, {"dtype": "int4"}, "int4"),
-    "no such adapter": ("dream", as_it_is, {"adapter": "gpt"}, "gpt"),
     "no such device": ("dream", as_it_is, {"device": "abacus"}, "abacus"),
     "a block": ("dream", as_it_is, {"block": 8}, "only block_causal takes a block"),
     "no device": ("dream", as_it_is, {"device": "cuda"}, "no CUDA"),
     "an adapter": ("llada", as_it_is, {"adapter": "dream"}, "'dream'.*set model.adapter=llada"),
     "no layout": ("sdar", MAMBA, {"adapter": "llada"}, UNKNOWN),
-    "no epsilon": ("dream", config(rms_norm_eps=None), {}, "no 'rms_norm_eps'"),
+    "many layers": ("llada", config(n_layers=10**7), {}, "n_layers=10000000, and the weights besi"),
+    "many experts": ("llada_moe", config(num_experts=10**7), {}, "num_experts=10000000, and the w"),
     "two bases": ("llada2", config(rope_parameters={"rope_theta": 5e5}), {}, "level and 500000"),
     "no base": ("wedlm", config(rope_theta=None), {}, "no 'rope_theta'"),
     "scaling": ("llada", config(rope_scaling={"type": "dynamic"}), {}, "of type 'dynamic'"),
-    "positions": ("llada", config(alibi=True), {}, "alibi=True"),
     "packed": ("dream", config(quantization_config={"bits": 4}), {}, r"n_config=\{'bits': 4\}"),
     "norms": ("wedlm", config(qk_norm=False), {}, "qk_norm=False, which the wedlm adapter"),
     "experts": ("llada2", config(expert_capacity=4), {}, "=4, which the llada2_moe adapter"),
@@ -272,9 +265,11 @@ def test_thinking_is_passed_to_the_template(folder: Path) -> None:
         assert load_model(spec(folder, chat=True, thinking=thinking)).encode(turns) == expected
 
 
-def test_the_yaml_may_say_how_the_weights_were_trained(folder: Path) -> None:
-    plain = load_model(spec(folder))
+def test_the_yaml_may_say_how_the_weights_were_trained_and_run(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    plain = load_model(ModelSpec("tiny", str(folder)))
     assert (plain.attention_form, plain.denoiser.attention_form) == ("full", "full")
+    assert (plain.metadata.dtype, plain.metadata.device) == ("float32", "cpu")
     trained = spec(folder, attention_form="block_causal", block=8, shifted=False)
     other = load_model(trained)
     assert (other.attention_form, other.block, other.denoiser.block) == ("block_causal", 8, 8)
@@ -355,11 +350,8 @@ def test_a_merge_equals_peft(tmp_path: Path) -> None:
     adapted.save_pretrained(str(tmp_path / "adapter"))
     ours = load_model(spec(folder, lora=str(tmp_path / "adapter"))).denoiser.module.state_dict()
     theirs = adapted.merge_and_unload().state_dict()
-    before = tiny_denoiser("dream", seed=5).module.state_dict()
     for name, expected in theirs.items():
         torch.testing.assert_close(ours[name], expected, atol=1e-6, rtol=1e-6)
-        is_target = any(f"{target}.weight" in name for target in targets)
-        assert torch.equal(ours[name], before[name]) != is_target
 
 
 def write_adapter(path: Path, key: str, sides: tuple[Tensor, Tensor], **changes: Any) -> Path:
