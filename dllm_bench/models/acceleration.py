@@ -208,6 +208,9 @@ class SharedStore:
         self.pool = torch.cuda.graph_pool_handle() if like.is_cuda else None
         """Memory that the graphs recorded beside this store share. A longer store has another pool:
         torch refuses to record into one whose graphs are all gone."""
+        self.stream = torch.cuda.Stream(like.device) if like.is_cuda else None
+        """Where these graphs are recorded. By default torch would record on the current device, and
+        memory is shared within a stream alone."""
         self._owner: weakref.ref[PositionCache] | None = None
 
     def fresh(self, branches: int, window: int) -> Tensor:
@@ -320,15 +323,16 @@ class FixedForward:
 
     def record(self, model: FixedShapeDenoiser) -> None:
         """Record the graph, then replay it, because recording computes nothing."""
-        side = torch.cuda.Stream(self.ids_KF.device)
-        side.wait_stream(torch.cuda.current_stream(self.ids_KF.device))
+        side, usual = self._store.stream, torch.cuda.current_stream(self.ids_KF.device)
+        assert side is not None
+        side.wait_stream(usual)
         with torch.cuda.stream(side):
             for _ in range(WARM):
                 self._outputs = model.run_fixed(self)
-        torch.cuda.current_stream(self.ids_KF.device).wait_stream(side)
+        usual.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._store.pool):
+            with torch.cuda.graph(graph, pool=self._store.pool, stream=side):
                 self._outputs = model.run_fixed(self)
         except RuntimeError as error:
             model.stop_recording(error)

@@ -271,7 +271,7 @@ def device(watch: Watch) -> Iterator[None]:
         patch.setattr(torch.cuda, "Stream", FakeStream)
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         patch.setattr(torch.cuda, "CUDAGraph", lambda: _FakeGraph(watch))
-        patch.setattr(torch.cuda, "graph", lambda graph, pool: graph.recording(pool))
+        patch.setattr(torch.cuda, "graph", lambda graph, pool, stream: graph.recording(pool))
         patch.setattr(torch.cuda, "graph_pool_handle", list[ReferenceType[_FakeGraph]])
         patch.setattr(torch.cuda, "synchronize", lambda device=None: watch.wait("synchronize"))
         patch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
