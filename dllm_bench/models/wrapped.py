@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
@@ -62,23 +63,33 @@ class BorrowedDenoiser(TransformerDenoiser):
 
 
 @contextmanager
+def evaluated(module: torch.nn.Module) -> Iterator[None]:
+    """Put the module in evaluation mode in the block; afterwards its modes are as before."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@contextmanager
 def borrowed(module: Any) -> Iterator[None]:
     """Make the module ready to decode in the block; afterwards its modes and flags are as
     before."""
     holders = [module.config, *(layer.self_attn for layer in module.model.layers)]
     before = [(holder, vars(holder).get("is_causal")) for holder in holders]
-    training = [part for part in module.modules() if part.training]
-    ready_to_decode(module)
-    try:
-        yield
-    finally:
-        for holder, flag in before:
-            if flag is None:
-                del holder.is_causal
-            else:
-                holder.is_causal = flag
-        for part in training:
-            part.training = True
+    with evaluated(module):
+        ready_to_decode(module)
+        try:
+            yield
+        finally:
+            for holder, flag in before:
+                if flag is None:
+                    del holder.is_causal
+                else:
+                    holder.is_causal = flag
 
 
 class FunctionDenoiser(Denoiser):
@@ -105,9 +116,14 @@ class FunctionDenoiser(Denoiser):
         self.block = block
         parameters = function.parameters() if isinstance(function, torch.nn.Module) else iter(())
         self.device = next((one.device for one in parameters), torch.device("cpu"))
-        logits_11V = self._logits(torch.tensor([[special.eos]], device=self.device))
+        logits_11V = self._logits(torch.zeros(1, 1, dtype=torch.long, device=self.device))
         self.device, self.dtype = logits_11V.device, logits_11V.dtype
         self.vocab_size: int = logits_11V.shape[-1]
+        if max(special.mask, *special.ends) >= self.vocab_size:
+            raise DllmBenchError(
+                f"The function returns logits of {self.vocab_size} tokens, which lack special "
+                f"tokens of the tokenizer ({special}); wrap it with the tokenizer of its weights."
+            )
 
     def new_cache(self, length: int) -> PositionCache:
         """Return a cache that stays empty."""
@@ -155,19 +171,24 @@ class FunctionDenoiser(Denoiser):
         """Return logits (K, F, V); a branch that sees less of the canvas is a call of its own."""
         if visible_K is None:
             return self._logits(ids_KF)
-        pairs = zip(ids_KF, visible_K.tolist(), strict=True)
-        rows = [self._logits(ids_F[None, :visible])[0] for ids_F, visible in pairs]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        fed, pairs = ids_KF.shape[1], zip(ids_KF, visible_K.tolist(), strict=True)
+        seen = [self._logits(ids_F[None, :visible])[0] for ids_F, visible in pairs]
+        return torch.stack([pad(rows_XV, (0, 0, 0, fed - len(rows_XV))) for rows_XV in seen])
 
     @torch.inference_mode()
     def _logits(self, ids_BL: Tensor) -> Tensor:
-        logits_BLV = self.function(ids_BL)
+        is_module = isinstance(self.function, torch.nn.Module)
+        with evaluated(self.function) if is_module else nullcontext():
+            logits_BLV = self.function(ids_BL)
         shape = tuple(getattr(logits_BLV, "shape", ()))
-        if shape[:2] != tuple(ids_BL.shape) or len(shape) != 3:
+        fits = isinstance(logits_BLV, Tensor) and logits_BLV.is_floating_point()
+        if not fits or shape[:2] != tuple(ids_BL.shape) or len(shape) != 3:
+            found = f"{getattr(logits_BLV, 'dtype', '')} {shape or type(logits_BLV).__name__}"
             raise DllmBenchError(
-                f"A model function takes ids (B, L) and returns logits (B, L, V); for ids "
-                f"{tuple(ids_BL.shape)} this one returned {shape or type(logits_BLV).__name__}. "
-                "Return the logits alone, for example `lambda ids: model(ids).logits`."
+                "A model function takes ids (B, L) and returns logits (B, L, V), a tensor of "
+                f"floating-point numbers; for ids {tuple(ids_BL.shape)} this one returned "
+                f"{found.lstrip()}. Return the logits alone, for example "
+                "`lambda ids: model(ids).logits`."
             )
         return logits_BLV
 

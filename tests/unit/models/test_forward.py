@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
@@ -20,6 +21,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.attention import MaskShape, attention_mask, mask_of_sets
 from dllm_bench.models.kv import LENGTHENS, PositionCache
 from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.models.wrapped import FunctionDenoiser
 from tests.helpers import IDS, VOCAB, tiny_denoiser, whole_forward
 
 LENGTH, PROMPT = 29, 5
@@ -105,6 +107,43 @@ def test_a_shifted_window_needs_the_row_before_it() -> None:
     inside = model.forward(canvas(), plan((12, 20), (13, 20)), kv)
     whole = whole_forward(model, canvas())[:, 13:20]
     torch.testing.assert_close(inside, whole, atol=1e-5, rtol=1e-5)
+
+
+SPECIAL = tiny_denoiser("llada", seed=3).special
+
+
+def test_a_function_gives_every_row_where_no_branch_sees_them_all(model) -> None:
+    ends_K, last = torch.tensor([9, 12]), 20
+    what = replace(plan((0, last), (PROMPT, last)), visible_K=ends_K)
+    function = FunctionDenoiser(partial(whole_forward, model), SPECIAL, shifted=False)
+    found, law = (
+        one.forward(canvas().expand(2, -1), what, one.new_cache(LENGTH))
+        for one in (function, model)
+    )
+    assert found.shape == law.shape
+    for end, of_function, of_model in zip(ends_K - PROMPT, found, law, strict=True):
+        torch.testing.assert_close(of_function[:end], of_model[:end], atol=1e-5, rtol=1e-5)
+
+
+def test_a_module_as_a_function_is_evaluated_and_keeps_its_modes() -> None:
+    module = nn.Sequential(nn.Embedding(VOCAB, 4), nn.Dropout(), nn.Linear(4, VOCAB).eval())
+    model, what = FunctionDenoiser(module, SPECIAL, shifted=False), plan((0, LENGTH))
+    one, other = (model.forward(canvas(), what, model.new_cache(0)) for _ in range(2))
+    assert one.equal(other)
+    assert [part.training for part in module] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda ids: torch.zeros(*ids.shape, 40), "logits of 40 tokens.*mask=95"),
+        (lambda ids: torch.zeros(*ids.shape, VOCAB, dtype=torch.long), "returned torch.int64"),
+        (lambda ids: torch.zeros(*ids.shape, VOCAB).numpy(), r"returned float32 \(1, 1, 96\)"),
+    ],
+)
+def test_a_function_of_other_logits_is_refused(function, words: str) -> None:
+    with pytest.raises(DllmBenchError, match=words):
+        FunctionDenoiser(function, SPECIAL, shifted=False)
 
 
 def naive(shape: MaskShape, visible: list[int] | None) -> Tensor:
