@@ -17,14 +17,12 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from dllm_bench import parallel
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Option, Request
 from dllm_bench.decoding.defaults import Greedy
@@ -111,20 +109,6 @@ REQUEST = Request("dist", tuple(range(3, 14)), 32, seed=5)
 Found = tuple[Generation, list[int]]
 
 
-class CountedSums:
-    """torch.distributed, with the bytes of every sum over the processes."""
-
-    def __init__(self) -> None:
-        self.sent = list[int]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(dist, name)
-
-    def all_reduce(self, values: Tensor, group: dist.ProcessGroup) -> None:
-        self.sent.append(values.nbytes)
-        dist.all_reduce(values, group=group)
-
-
 @dataclass(frozen=True)
 class Decode:
     """Every decoder in turn on the same tiny model; with the bytes of its sums over processes."""
@@ -137,9 +121,9 @@ class Decode:
         model, found = tiny_denoiser(self.layout, seed=1), {}
         ranks.split(model)
         for name, decoder in self.decoders.items():
-            parallel.dist = counted = CountedSums()
-            found[name] = ranks.generate(decoder, model, self.request), counted.sent
-        parallel.dist = dist
+            with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sums:
+                generation = ranks.generate(decoder, model, self.request)
+            found[name] = generation, [call.args[0].nbytes for call in sums.mock_calls]
         return found
 
 

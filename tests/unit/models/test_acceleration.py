@@ -1,7 +1,7 @@
 """Graphs of fixed shapes, compiled and quantised models: equal logits, or what to do instead.
 
-A CPU records nothing: the same function runs on the same padded shapes, over the same store. Most
-tests of compilation run the function uncompiled, one traces it.
+A CPU records nothing: the same function runs on the same padded shapes, over the same store. Logits
+of fixed shapes and of the compiled function, which one test traces, are compared in `test_layers`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 import warnings
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -28,20 +27,19 @@ from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import FALLBACKS, DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.methods.remasking import leave_one_out
 from dllm_bench.models import acceleration, attention
 from dllm_bench.models.acceleration import CompiledDenoiser, FixedShapeDenoiser
-from dllm_bench.models.layers import own_layers
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.store.inputs import decoder_of
-from tests.helpers import IDS, VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
+from tests.helpers import load_denoiser, tiny_checkpoint, tiny_denoiser, whole_forward
 from tests.speculative import with_drafter
 from tests.tiers import covering
 from tests.unit.models.common import spec
+from tests.unit.models.test_layers import TOKENS, WINDOW, cached
 
-LENGTH, PROMPT, BLOCK = 100, 5, 8
+BLOCK = 8
 FIRST = torch.tensor(0)
 MOST = 6  # shapes of a run
 DECODERS = {  # decoder -> the layout that it decodes
@@ -62,99 +60,6 @@ def fixed(model: TransformerDenoiser) -> FixedShapeDenoiser:
     return FixedShapeDenoiser(
         model.module, model.special, model.shifted, attention_form=model.attention_form
     )
-
-
-def plans(model: TransformerDenoiser) -> list[ForwardPlan]:
-    """Prefill, cached steps that keep or do not, one in the middle, one with added rows."""
-    forms: Any = {"causal": ("block_causal", 1, 0), "block_causal": ("block_causal", BLOCK, PROMPT)}
-    form = forms.get(model.attention_form, ("full", 0, 0))
-    spans = [
-        ((0, 21), (5, 21), (0, 13)),
-        ((13, 85), (14, 37), (13, 21)),
-        ((21, 54), (22, 54), (21, 54)),
-        ((54, LENGTH), (55, LENGTH), (0, 0)),
-        ((54, LENGTH), (55, LENGTH), (54, LENGTH)),
-        ((29, 37), (30, 37), (29, 37)),
-    ]
-    full = form[0] == "full"
-    made = [ForwardPlan(ForwardKind.DENOISE, *span, *form) for span in spans[: 6 if full else 5]]
-    if full:
-        made.append(replace(made[-1], alone=33))
-    if full and not model.shifted:
-        added = leave_one_out((31, 37), made[-1].feed, 0, torch.device("cpu"))
-        made.append(replace(made[-1], alone=None, added=added))
-    return made
-
-
-def outputs(
-    model: TransformerDenoiser,
-    branches: int,
-    count: int | None = None,
-    taps: tuple[int, ...] = (),
-) -> list[Tensor]:
-    """Return logits of each plan, or of the first `count`, and features; of several branches, each
-    sees one position less than the one before."""
-    generator = torch.Generator().manual_seed(0)
-    tokens_KL = torch.randint(0, VOCAB - len(IDS), (branches, LENGTH), generator=generator)
-    kv, found = model.new_cache(LENGTH), []
-    for turn, plan in enumerate(plans(model)[:count]):
-        several = branches > 1 and kv.length > 0
-        ends_K = torch.tensor([plan.feed[1] - k for k in range(branches)])
-        hides = several and turn != 2 and plan.added is None
-        plan = replace(plan, visible_K=ends_K if hides else None, feature_layers=taps)
-        logits_KRV = model.forward(tokens_KL if several else tokens_KL[:1], plan, kv)
-        kv.keep(plan, torch.tensor(branches - 1) if several else FIRST)
-        hidden = branches - 1 if hides else 0
-        seen, fed = plan.rows[1] - plan.rows[0] - hidden, plan.feed[1] - plan.feed[0] - hidden
-        found.append(logits_KRV if plan.added else logits_KRV[:, :seen])
-        found += [kv.features[:, :fed]] if taps else []
-    return found
-
-
-@pytest.mark.parametrize("branches", [1, 3])
-@pytest.mark.parametrize("layout", covering(4, ["llada", "dream", "sdar", "qwen3"]))
-def test_fixed_shapes_give_the_same_logits(layout: str, branches: int) -> None:
-    model = tiny_denoiser(layout, 3)
-    one = fixed(model)
-    one.layers = own_layers(one.module, joined=branches > 1)
-    expected, found, again = (outputs(m, branches, taps=(-1, 0, 1)) for m in (model, one, one))
-    for law, *others in zip(expected, found, again, strict=True):
-        for other in others:
-            torch.testing.assert_close(other, law, atol=2e-5, rtol=1e-4)
-    assert one.shapes_met >= 2
-
-
-def kept(model: TransformerDenoiser, tokens_1L: Tensor, kv: Any, feed: tuple[int, int]) -> Tensor:
-    """Return logits of what is fed, but for its first position, and keep its K/V."""
-    plan = ForwardPlan(ForwardKind.DENOISE, feed, (feed[0] + 1, feed[1]), feed)
-    logits_1RV = model.forward(tokens_1L, plan, kv)
-    kv.keep(plan, FIRST)
-    return logits_1RV
-
-
-def test_requests_take_turns_in_the_store() -> None:
-    """Two requests that are decoded by turns keep their K/V apart."""
-    model = tiny_denoiser("dream", 3)
-    found = []
-    tokens = torch.randint(1, 20, (2, 1, 80), generator=torch.Generator().manual_seed(1))
-    for made in (model, fixed(model)):
-        pairs = [(tokens_1L, made.new_cache(80)) for tokens_1L in tokens]
-        feeds = ((0, 32), (32, 50), (50, 80))
-        found.append(torch.cat([kept(made, *pair, feed) for feed in feeds for pair in pairs], 1))
-    torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=1e-4)
-
-
-def test_a_longer_canvas_moves_the_store() -> None:
-    plain = tiny_denoiser("dream", 3)
-    model = fixed(plain)
-    for length in (100, 300, 200):
-        results = []
-        for made in (plain, model):
-            kv, ends = made.new_cache(length), (0, length - 40, length - 20, length)
-            for feed in pairwise(ends):
-                logits = kept(made, torch.arange(length)[None] % 20, kv, feed)
-            results.append(logits)
-        torch.testing.assert_close(results[1], results[0], atol=2e-5, rtol=1e-4)
 
 
 def generations(model: TransformerDenoiser, decoder: object, count: int) -> list[Generation]:
@@ -196,30 +101,16 @@ def test_long_forwards_and_other_plans_run_as_they_are() -> None:
         kv.keep(plan, FIRST)
     assert model.shapes_met == 0
     fed_F = torch.arange(4, 9)
-    sets = PositionSets(fed_F, torch.arange(4), fed_F)
-    plan = ForwardPlan(ForwardKind.DENOISE, (4, 9), (5, 9), (4, 9), sets=sets)
-    with pytest.warns(UserWarning, match="run without CUDA graphs, because the cache feeds single"):
-        model.forward(tokens_1L, plan, kv)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it was said once
-        model.forward(tokens_1L, plan, kv)
-
-
-def test_blocks_in_front_of_cached_ones_run_as_they_are() -> None:
-    """They see what lies before them alone, which no mask over the whole store says."""
-    first = ForwardPlan(ForwardKind.PREFILL, (0, 24), (0, 24), (0, 24), "block_causal", BLOCK)
-    plan = replace(first, kind=ForwardKind.DENOISE, feed=(8, 16), rows=(8, 16), store=(0, 0))
-
-    def within_cached(model: TransformerDenoiser) -> Tensor:
-        tokens_1L, kv = torch.arange(24)[None] % 20, model.new_cache(24)
-        model.forward(tokens_1L, first, kv)
-        kv.keep(first, FIRST)
-        return model.forward(tokens_1L, plan, kv)
-
-    plain = tiny_denoiser("sdar", 3)
-    with pytest.warns(UserWarning, match="in front of cached ones"):
-        found = within_cached(fixed(plain))
-    torch.testing.assert_close(found, within_cached(plain), atol=2e-5, rtol=1e-4)
+    part = ForwardPlan(ForwardKind.DENOISE, (4, 9), (5, 9), (4, 9))
+    for words, plan in (
+        ("feeds single", replace(part, sets=PositionSets(fed_F, torch.arange(4), fed_F))),
+        ("in front of cached ones", replace(part, attention="block_causal", block=BLOCK)),
+    ):
+        with pytest.warns(UserWarning, match=f"run without CUDA graphs, because .*{words}"):
+            model.forward(tokens_1L, plan, kv)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # it was said once
+            model.forward(tokens_1L, plan, kv)
 
 
 def test_a_spec_chooses_it_and_other_layers_are_refused(tmp_path: Path) -> None:
@@ -326,28 +217,16 @@ def test_a_recorded_graph_gives_the_same_tokens(name: str) -> None:
     check_replays(model, name, 6)
 
 
-@pytest.mark.parametrize("branches", [1, 3])
-@pytest.mark.parametrize("layout", covering(4, ["llada", "dream", "llada2", "qwen3"]))
-def test_a_compiled_model_gives_the_same_logits(layout, branches, tmp_path, monkeypatch) -> None:
-    """torch.compile hands the function back."""
-    monkeypatch.setattr(torch, "compile", lambda function, *, dynamic: function)
-    same_logits(tiny_checkpoint(layout, tmp_path, seed=3), branches)
-
-
-def same_logits(folder: Path, branches: int, count: int | None = None) -> None:
-    models = load_denoiser(folder), load_model(spec(folder, compile="default")).denoiser
-    assert isinstance(models[1], CompiledDenoiser)
-    expected, found = (outputs(model, branches, count) for model in models)
-    for one, other in zip(expected, found, strict=True):
-        torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)
-
-
 @pytest.mark.exhaustive
 def test_the_function_can_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an inductor, which takes minutes on a CPU: dynamo alone, whole graphs only."""
     traced = partial(torch.compile, fullgraph=True, backend="eager")
     monkeypatch.setattr(torch, "compile", traced)
-    same_logits(tiny_checkpoint("dream", tmp_path, seed=3, num_hidden_layers=1), 1, count=2)
+    folder = tiny_checkpoint("dream", tmp_path, seed=3, num_hidden_layers=1)
+    models = load_denoiser(folder), load_model(spec(folder, compile="default")).denoiser
+    assert isinstance(models[1], CompiledDenoiser)
+    expected, found = (one.forward(TOKENS[:1], WINDOW, cached(one, TOKENS)) for one in models)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
 def quantised(folder: Path, kind: str, dtype: Any = "float32") -> TransformerDenoiser:
@@ -360,7 +239,7 @@ def test_w8a8_is_close_and_not_equal(tmp_path: Path) -> None:
     pytest.importorskip("torchao", reason="quantisation needs the extra [quant]")
     folder = tiny_checkpoint("llada", tmp_path, seed=3)
     models = load_denoiser(folder), quantised(folder, "w8a8")
-    (expected, *_), (found, *_) = (outputs(model, 1) for model in models)
+    expected, found = (whole_forward(model, TOKENS) for model in models)
     assert 0 < (found - expected).abs().max() < 0.1 * expected.abs().max()
 
 

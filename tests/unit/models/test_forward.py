@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import SpecialTokens
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.attention import MaskShape, attention_mask, mask_of_sets
 from dllm_bench.models.kv import LENGTHENS, PositionCache
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.models.wrapped import FunctionDenoiser
-from tests.helpers import IDS, VOCAB, tiny_denoiser, whole_forward
+from tests.helpers import IDS, ROLES, VOCAB, tiny_denoiser, whole_forward
 
 LENGTH, PROMPT = 29, 5
 MASK = IDS["<|mask|>"]
@@ -109,7 +110,7 @@ def test_a_shifted_window_needs_the_row_before_it() -> None:
     torch.testing.assert_close(inside, whole, atol=1e-5, rtol=1e-5)
 
 
-SPECIAL = tiny_denoiser("llada", seed=3).special
+SPECIAL = SpecialTokens(**ROLES)
 
 
 def test_a_function_gives_every_row_where_no_branch_sees_them_all(model) -> None:

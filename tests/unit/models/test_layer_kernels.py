@@ -18,10 +18,11 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed (extra: kernels)", allow_module_level=True)
 
 INTERPRET = """
+from dataclasses import replace
 import torch
 from dllm_bench.models import attention, layer_ops, layers
 from tests.helpers import tiny_denoiser
-from tests.unit.models.test_layers import FORWARDS, of_layers
+from tests.unit.models.test_layers import PREFIX, TOKENS, WINDOW, cached
 compare_windows = layer_ops._compare_windows
 for dtype in layer_ops.DTYPES:
     if dtype != torch.float32:  # the interpreter multiplies no bfloat16, and is slow
@@ -31,11 +32,14 @@ for dtype in layer_ops.DTYPES:
 attention.WORTH_MASKED = 0
 layer_ops.has_kernels = layers.has_kernels = attention.has_kernels = lambda values: True
 model = tiny_denoiser("qwen3", seed=4)
-model.attention_form = "full"
-own, theirs = layers.own_layers(model.module, joined=True), layers.module_layers(model.module)
-sides = [of_layers(model, side, *FORWARDS["branches, kept"]) for side in (own, theirs)]
-for found, wanted in zip(*sides, strict=True):
-    torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-5)
+plan, sides = replace(WINDOW, store=(PREFIX, PREFIX + 4), feature_layers=(-1, 0, 1)), []
+for side in (layers.own_layers(model.module, True), layers.module_layers(model.module)):
+    model.layers = side
+    kv = cached(model, TOKENS[:2])
+    logits = model.forward(TOKENS[:2], plan, kv)
+    kv.keep(plan, torch.tensor(1))
+    sides.append([logits, kv.features, *(part[:, :, : kv.length] for part in kv._buffers())])
+torch.testing.assert_close(*sides, atol=5e-5, rtol=1e-5)
 print("equal")
 """
 

@@ -1,8 +1,8 @@
-"""Own decoder layers compute what transformers' modules compute, in every kind of forward."""
+"""Every way to run the layers gives what transformers' layers give, in every kind of forward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,134 +14,150 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.batching import RunForward, forward
 from dllm_bench.methods.remasking import leave_one_out
 from dllm_bench.models import attention
+from dllm_bench.models.acceleration import CompiledDenoiser, FixedShapeDenoiser
 from dllm_bench.models.attention import attend_windows
-from dllm_bench.models.layers import DecoderLayer, PlainLayer, module_layers, own_layers
+from dllm_bench.models.layers import PlainLayer, module_layers, own_layers
 from dllm_bench.models.load import load_model
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.models.wrapped import BorrowedDenoiser
-from tests.helpers import VOCAB, tiny_checkpoint, tiny_denoiser
+from tests.helpers import IDS, LAYERS, VOCAB, tiny_checkpoint, tiny_denoiser
 from tests.unit.models.common import spec
 from tests.unit.models.test_loading import write_adapter
 
 PLAIN = ("llada", "dream", "fast_dllm_v2", "sdar", "qwen2", "qwen3", "llama")
 OTHERS = ("llada_moe", "llada2")
-LENGTH, PREFIX, BLOCK = 27, 11, 4
-TAPS = (-1, 0, 1)
-LAST = torch.tensor(1)
+KINDS = {"fixed": FixedShapeDenoiser, "compiled": CompiledDenoiser}
+CASES = [(way, layout) for way in ("apart", "joined", *KINDS) for layout in PLAIN]
+LENGTHS = (60, 300)  # of the canvases; the second one needs a longer store
+SEEDS, FORWARDS, TAPS = 4, 6, (-1, 0, 1)
+FORMS = (("full", 0, 0), ("full", 0, 0), ("block_causal", 1, 0), ("block_causal", 4, 3))
+EXTRAS = ("", "", "visible", "alone", "added", "sets")
 
 
 @pytest.fixture(autouse=True)
-def windows_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with longer windows, or on a device."""
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Branches behind a prefix are worth two attentions; torch.compile hands the function back."""
     monkeypatch.setattr(attention, "WORTH_MASKED", 0)
+    monkeypatch.setattr(torch, "compile", lambda function, *, dynamic: function)
 
 
-def span(feed: tuple[int, int], store: tuple[int, int] = (0, 0)) -> ForwardPlan:
-    """Return a forward whose logits are of all that is fed but its first position."""
-    return ForwardPlan(ForwardKind.DENOISE, feed, (feed[0] + 1, feed[1]), store)
+def drawn(draw: random.Random, length: int, held: int, shifted: bool, way: str) -> Any:
+    """Return tokens (K, L) of a canvas of which `held` positions are cached, a plan, and the branch
+    that is kept."""
+    start = min(draw.choice((held, held, 0, draw.randint(0, held))), length - 9)
+    stop = min(length, start + draw.choice((6, 9, 32, 40, length)))
+    branches, feed, first = draw.choice((1, 1, 2, 3, 5)), (start, stop), min(held, start + 2)
+    rows, store = (start + 1, stop), (max(first, start), draw.randint(max(first, start), stop))
+    kind = draw.choice((ForwardKind.DENOISE, ForwardKind.DENOISE, ForwardKind.PREFILL))
+    form: Any = draw.choice(FORMS)
+    taps = () if way == "compiled" else TAPS
+    plan = ForwardPlan(kind, feed, rows, store, *form, feature_layers=taps)
+    extra, full = draw.choice(EXTRAS), form[0] == "full"
+    if extra == "visible":
+        ends = [draw.randint(start + 2, stop) for _ in range(branches)]
+        store = (store[0], max(store[0], min(store[1], *ends, stop)))
+        plan = replace(plan, visible_K=torch.tensor(ends), store=store)
+    elif extra == "alone":
+        plan = replace(plan, alone=draw.randint(start, stop))
+    elif extra == "added" and full and not shifted:
+        added = leave_one_out((start + 1, start + 4), feed, 0, torch.device("cpu"))
+        plan, branches = replace(plan, rows=feed, added=added), 1
+    elif extra == "sets" and full and held > 9 and way not in KINDS:
+        places = draw.sample(range(held), 9)
+        fed, read = (torch.tensor(sorted(some)) for some in (places[:5], places[5:]))
+        sets = PositionSets(fed, read, fed)
+        plan = replace(plan, sets=sets, feed=(0, length), rows=(2, length), store=(0, held))
+        branches = 1
+    generator = torch.Generator().manual_seed(draw.randint(0, 99))
+    tokens_KL = torch.randint(0, VOCAB - len(IDS), (branches, length), generator=generator)
+    return tokens_KL, plan, torch.tensor(draw.randrange(branches))
 
 
-WHOLE, WINDOW = span((0, LENGTH), (0, PREFIX)), span((PREFIX, LENGTH))
-SETS = ([12, 15, 16], [0, 1, 5], [12])
-ADDED = leave_one_out((PREFIX + 1, PREFIX + 4), WINDOW.feed, 0, torch.device("cpu"))
-FORWARDS: dict[str, tuple[ForwardPlan, int]] = {  # what follows WHOLE, and its number of branches
-    "without a cache": (span((0, LENGTH)), 1),
-    "branches without a cache": (span((0, LENGTH)), 3),
-    "behind a prefix": (WINDOW, 1),
-    "branches behind a prefix": (WINDOW, 3),
-    "branches, kept": (replace(WINDOW, store=(PREFIX, PREFIX + BLOCK)), 2),
-    "within a prefix": (span((4, 9)), 1),
-    "branches within a prefix": (span((4, 9)), 2),
-    "visible ends": (replace(WINDOW, visible_K=torch.tensor([LENGTH, PREFIX + 5])), 2),
-    "added rows": (replace(WINDOW, rows=WINDOW.feed, added=ADDED), 1),
-    "block-causal": (replace(WINDOW, attention="block_causal", block=BLOCK, origin=3), 2),
-    "sets": (replace(WINDOW, sets=PositionSets(*map(torch.tensor, SETS))), 1),
-}
+def outcome(kv: Any, plan: ForwardPlan, winner: Tensor, logits_KRV: Tensor) -> list[Tensor]:
+    """Return logits and outputs of layers, up to the visible ends, and the K/V that are kept."""
+    pairs = [(plan.rows[0], logits_KRV)]
+    if plan.feature_layers:
+        pairs.append((plan.feed[0], kv.features.view(len(logits_KRV), plan.fed, -1)))
+    found = [values_KXE for _, values_KXE in pairs]
+    if plan.visible_K is not None:
+        ends = plan.visible_K.tolist()
+        found = [
+            one[: max(0, end - at)]
+            for at, all_ in pairs
+            for one, end in zip(all_, ends, strict=True)
+        ]
+    kv.keep(plan, winner)
+    return found + [part[:, :, : kv.length].clone() for part in kv._buffers()]
 
 
-def canvas(vocab: int, branches: int) -> Tensor:
-    """Return tokens whose branches differ behind the prefix."""
-    generator = torch.Generator().manual_seed(0)
-    tokens_KL = torch.randint(0, vocab, (branches, LENGTH), generator=generator)
-    tokens_KL[:, :PREFIX] = tokens_KL[:1, :PREFIX]
-    return tokens_KL
+@pytest.mark.filterwarnings("ignore:hardware.compile=max")
+@pytest.mark.parametrize(("way", "layout"), [*CASES, ("compiled", "llada2")])
+def test_random_plans_give_what_the_layers_of_transformers_give(way: str, layout: str) -> None:
+    """Two requests take turns or form a batch."""
+    law = tiny_denoiser(layout, seed=4)
+    model = KINDS.get(way, TransformerDenoiser)(law.module, law.special, law.shifted)
+    if way not in KINDS:
+        model.layers = own_layers(law.module, joined=way == "joined")
+    assert isinstance(model.layers[0], PlainLayer) == (way != "compiled")
+    law.layers = module_layers(law.module)
+    for seed in range(SEEDS):
+        draw = random.Random(f"{way} {layout} {seed}")
+        caches = [[one.new_cache(length) for length in LENGTHS] for one in (law, model)]
+        for _ in range(FORWARDS):
+            steps = [
+                (i, *drawn(draw, LENGTHS[i], caches[0][i].length, law.shifted, way))
+                for i in draw.sample(range(2), draw.choice((1, 2)))
+            ]
+            results = []
+            for one, kvs in zip((law, model), caches, strict=True):
+                together = one is model and way not in KINDS and seed % 2
+                found = list[Tensor]()
+                for batch in [steps] if together else [[step] for step in steps]:
+                    runs = [RunForward(tokens_KL, plan, kvs[i]) for i, tokens_KL, plan, _ in batch]
+                    logits = forward(one, runs)
+                    for (i, _, plan, winner), logits_KRV in zip(batch, logits, strict=True):
+                        found += outcome(kvs[i], plan, winner, logits_KRV)
+                results.append(found)
+            for found, wanted in zip(*results, strict=True):
+                scale = float(wanted.abs().max().clamp_min(1)) if wanted.numel() else 1
+                torch.testing.assert_close(found, wanted, atol=1e-5 * scale, rtol=1e-5)
+    assert way != "fixed" or model.shapes_met > 1
 
 
-def outputs(model: TransformerDenoiser, plan: ForwardPlan, branches: int) -> list[Tensor]:
-    """Outputs of all layers, logits, and the K/V that are kept."""
-    tokens_KL, kv = canvas(model.vocab_size, branches), model.new_cache(LENGTH)
+LENGTH, PREFIX = 27, 11
+TOKENS = torch.arange(3 * LENGTH).view(3, LENGTH)
+WHOLE = ForwardPlan(ForwardKind.PREFILL, (0, LENGTH), (1, LENGTH), (0, PREFIX))
+WINDOW = ForwardPlan(ForwardKind.DENOISE, (PREFIX, LENGTH), (PREFIX + 1, LENGTH), (0, 0))
+
+
+def cached(model: TransformerDenoiser, tokens_KL: Tensor) -> Any:
+    """Return a cache that holds the first positions of the first branch."""
+    kv = model.new_cache(LENGTH)
     model.forward(tokens_KL[:1], WHOLE, kv)
     kv.keep(WHOLE, torch.tensor(0))
-    plan = replace(plan, feature_layers=TAPS)
-    logits_KRV = model.forward(tokens_KL, plan, kv)
-    assert kv.features is not None
-    features = kv.features
-    kv.keep(plan, LAST)
-    kept = [part for layer in kv.positions for part in layer.stored]
-    return [logits_KRV, features, *(part[:, :, : kv.length] for part in kept if part is not None)]
+    return kv
 
 
-def of_layers(
-    model: TransformerDenoiser, layers: list[DecoderLayer], plan: ForwardPlan, branches: int
-) -> list[Tensor]:
-    """`outputs` of these layers."""
-    model.layers = layers
-    return outputs(model, plan, branches)
-
-
-@pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
-@pytest.mark.parametrize("layout", PLAIN)
-@pytest.mark.parametrize("name", FORWARDS)
-def test_own_layers_equal_those_of_transformers(layout: str, name: str, joined: bool) -> None:
-    model, (plan, branches) = tiny_denoiser(layout, seed=4), FORWARDS[name]
-    model.attention_form, model.shifted = "full", model.shifted and not plan.added
-    expected = of_layers(model, module_layers(model.module), plan, branches)
-    layers = own_layers(model.module, joined)
-    assert all(isinstance(layer, PlainLayer) for layer in layers)
-    for found, wanted in zip(of_layers(model, layers, plan, branches), expected, strict=True):
-        scale = float(wanted.abs().max().clamp_min(1))
-        torch.testing.assert_close(found, wanted, atol=1e-5 * scale, rtol=1e-5)
-
-
-LOPA = ("branches behind a prefix", "branches, kept")
-BATCHES = {"mixed": ("without a cache", *LOPA, "sets"), "equal windows": LOPA}
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("layout", PLAIN)
-def test_own_layers_take_a_batch(layout: str, batch: str) -> None:
-    model = tiny_denoiser(layout, seed=4)
-    model.attention_form = "full"
-    cases = [FORWARDS[name] for name in BATCHES[batch]]
-    alone = [of_layers(model, module_layers(model.module), *case)[0] for case in cases]
-    model.layers, caches = own_layers(model.module), [model.new_cache(LENGTH) for _ in cases]
-    for kv in caches:
-        model.forward(canvas(VOCAB, 1), WHOLE, kv)
-        kv.keep(WHOLE, torch.tensor(0))
-    tokens, plans = [canvas(VOCAB, n) for _, n in cases], [plan for plan, _ in cases]
-    for found, wanted in zip(model.forward_batch(tokens, plans, caches), alone, strict=True):
-        torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-5)
-
-
-WINDOWS = {  # forwards whose attention needs no mask, and some that do
-    "branches behind a prefix": True,
-    "branches, kept": True,
-    "behind a prefix": False,
-    "branches within a prefix": False,
-    "visible ends": False,
-    "added rows": False,
-    "block-causal": False,
-}
-
-
-@pytest.mark.parametrize("name", WINDOWS)
-def test_branches_behind_one_prefix_need_no_mask(monkeypatch, name) -> None:
+def test_branches_behind_one_prefix_need_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do those of a batch with equal windows, which attends to all windows at once."""
     watched = Mock(wraps=attend_windows)
     monkeypatch.setattr(attention, "attend_windows", watched)
-    outputs(tiny_denoiser("llada", seed=4), *FORWARDS[name])
-    assert watched.called == WINDOWS[name]
+    model, tokens = tiny_denoiser("llada", seed=4), (TOKENS, TOKENS.flip(1)[:2])
+    alone = [model.forward(one, WINDOW, cached(model, one)) for one in tokens]
+    assert watched.call_count == 2 * LAYERS
+    together = model.forward_batch(tokens, [WINDOW] * 2, [cached(model, one) for one in tokens])
+    assert watched.call_count == 3 * LAYERS
+    torch.testing.assert_close(together, alone, atol=5e-5, rtol=1e-5)
+    for masked in (
+        replace(WINDOW, visible_K=torch.tensor([LENGTH, 16, 20])),
+        replace(WINDOW, attention="block_causal", block=4, origin=3),
+        replace(WINDOW, feed=(4, 9), rows=(5, 9)),
+    ):
+        model.forward(TOKENS, masked, cached(model, TOKENS))
+    assert watched.call_count == 3 * LAYERS
 
 
 @pytest.mark.parametrize("layout", PLAIN)
@@ -156,44 +172,37 @@ def test_joined_weights_are_the_modules_own(layout: str) -> None:
     assert len({part.weight.untyped_storage().data_ptr() for part in parts}) == 1
     attention.k_proj.weight.data.mul_(0.5)
     model.module.model.layers[1].mlp.up_proj.weight.data.mul_(0.5)
-    model.attention_form = "full"
-    both = (layers, module_layers(model.module))
-    own, theirs = (of_layers(model, one, *FORWARDS["branches behind a prefix"])[0] for one in both)
-    torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-5)
+    found = []
+    for side in (layers, module_layers(model.module)):
+        model.layers = side
+        found.append(model.forward(TOKENS, WINDOW, cached(model, TOKENS)))
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-5)
 
 
-def borrowed(path: Path) -> TransformerDenoiser:
-    model = tiny_denoiser("dream", seed=4)
-    return BorrowedDenoiser(model.module, model.special, model.shifted)
-
-
-def loaded(folder: Path, **changes: object) -> object:
-    return load_model(spec(folder, **changes)).denoiser
-
-
-def with_lora(path: Path) -> object:
-    """Return an adapter that is kept apart from the weights."""
-    key = "model.layers.1.self_attn.o_proj.weight"
-    adapter = write_adapter(path / "adapter", key, (torch.randn(2, 32), torch.randn(32, 2)))
-    return loaded(tiny_checkpoint("dream", path / "base", 4), lora=str(adapter), merge_lora=False)
-
-
-def quantised(path: Path) -> object:
-    pytest.importorskip("torchao")
-    return loaded(tiny_checkpoint("dream", path, 4), quantization="w8a8")
-
-
-FALLBACKS: dict[str, Callable[[Path], object]] = {
-    **{layout: lambda path, layout=layout: tiny_denoiser(layout, seed=4) for layout in OTHERS},
-    "eager": lambda path: tiny_denoiser("dream", seed=4, attention="eager"),
-    "borrowed": borrowed,
-    "compiled": lambda path: loaded(tiny_checkpoint("dream", path, 4), compile="default"),
-    "an adapter apart": with_lora,
-    "quantised": quantised,
+FALLBACKS: dict[str, dict[str, Any]] = {  # settings of a model; "layout" of its checkpoint
+    **{layout: {"layout": layout} for layout in OTHERS},
+    "eager": {"attention": "eager"},
+    "compiled": {"compile": "default"},
+    "an adapter apart": {"merge_lora": False},
+    "quantised": {"quantization": "w8a8"},
 }
 
 
 @pytest.mark.parametrize("name", FALLBACKS)
-def test_other_layers_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    model: Any = FALLBACKS[name](tmp_path)
-    assert not all(isinstance(layer, PlainLayer) for layer in model.layers)
+def test_other_layers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    if name == "quantised":
+        pytest.importorskip("torchao")
+    settings = {"layout": "dream", **FALLBACKS[name]}
+    folder = tiny_checkpoint(settings.pop("layout"), tmp_path / "base", 4)
+    if "merge_lora" in settings:
+        key = "model.layers.1.self_attn.o_proj.weight"
+        pair = torch.randn(2, 32), torch.randn(32, 2)
+        settings["lora"] = str(write_adapter(tmp_path / "adapter", key, pair))
+    denoiser: Any = load_model(spec(folder, **settings)).denoiser
+    assert not any(isinstance(layer, PlainLayer) for layer in denoiser.layers)
+
+
+def test_the_layers_of_an_object_are_its_own() -> None:
+    law = tiny_denoiser("dream", seed=4)
+    model = BorrowedDenoiser(law.module, law.special, law.shifted)
+    assert not any(isinstance(layer, PlainLayer) for layer in model.layers)
