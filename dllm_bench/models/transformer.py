@@ -148,10 +148,9 @@ class TransformerDenoiser(Denoiser):
         kvs = [as_position_cache(kv) for kv in caches]
         fed = [self._begin(*each) for each in zip(tokens, plans, kvs, strict=True)]
         wanted = list(map(self._wanted_rows, self._layers_of_batch(fed, plans, kvs), plans, kvs))
-        flat_NH = torch.cat([rows_KRH.flatten(0, 1) for rows_KRH in wanted])
-        counts = [len(rows_KRH) * rows_KRH.shape[1] for rows_KRH in wanted]
-        pairs = zip(self._logits(flat_NH).split(counts), wanted, strict=True)
-        return [logits_NV.view(*rows_KRH.shape[:2], -1) for logits_NV, rows_KRH in pairs]
+        flat = [rows_KRH.flatten(0, 1) for rows_KRH in wanted]
+        pairs = zip(self._logits(torch.cat(flat)).split([*map(len, flat)]), wanted, strict=True)
+        return [logits_NV.unflatten(0, rows_KRH.shape[:2]) for logits_NV, rows_KRH in pairs]
 
     def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """Prepare the cache for the plan; return the fed tokens (K, F).
