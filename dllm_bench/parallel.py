@@ -160,18 +160,15 @@ def shrunk(values: Tensor) -> Tensor:
 
 # --- tensors --------------------------------------------------------------------------------------
 
-BY_OUTPUT = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-BY_OUTPUT_MLP = ("mlp.gate_proj", "mlp.up_proj")
-BY_INPUT = ("self_attn.o_proj", "mlp.down_proj")
+BY_OUTPUT = "self_attn.q_proj self_attn.k_proj self_attn.v_proj mlp.gate_proj mlp.up_proj".split()
+BY_INPUT = ["self_attn.o_proj", "mlp.down_proj"]
 
 
 def shard(denoiser: TransformerDenoiser, mesh: DeviceMesh) -> None:
     """Split the module of `denoiser` over a mesh of one dimension, in place."""
     check(denoiser, mesh.size())
-    split = (*BY_OUTPUT, *BY_OUTPUT_MLP)
-    layers = "model.layers.*."
-    plan: dict[str, Any] = {f"{layers}{name}": ColwiseParallel() for name in split}
-    plan |= {f"{layers}{name}": RowwiseParallel() for name in BY_INPUT}
+    plan: dict[str, Any] = {f"model.layers.*.{name}": ColwiseParallel() for name in BY_OUTPUT}
+    plan |= {f"model.layers.*.{name}": RowwiseParallel() for name in BY_INPUT}
     plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
     denoiser.layers = module_layers(denoiser.module)  # the collectives are in the module's hooks
     parallelize_module(denoiser.module, mesh, plan, src_data_rank=None)
@@ -187,15 +184,13 @@ def check(denoiser: TransformerDenoiser, parts: int) -> None:
             f"Tensor parallelism over {parts} processes cannot split compiled layers; set "
             "hardware.compile=none."
         )
-    names = (*BY_OUTPUT, *BY_OUTPUT_MLP, *BY_INPUT)
     for layer in module.model.layers:
         linear = {name for name, part in layer.named_modules() if type(part) is Linear}
-        if not linear.issuperset(names):
+        if missing := sorted({*BY_OUTPUT, *BY_INPUT} - linear):
             raise DllmBenchError(
                 f"Tensor parallelism splits plain linear layers, and this model "
-                f"({type(module).__name__}) has none called "
-                f"{', '.join(sorted(set(names) - linear))}; use a dense model, not quantised, "
-                "with its adapter merged."
+                f"({type(module).__name__}) has none called {', '.join(missing)}; use a dense "
+                "model, not quantised, with its adapter merged."
             )
     config = module.config
     heads = {config.num_attention_heads, config.num_key_value_heads}
@@ -248,8 +243,7 @@ class RankGroup:
         """Split the model over the tensor dimension of the mesh."""
         if self.mesh[TENSOR].size() == 1:
             return
-        if not isinstance(denoiser, TransformerDenoiser):
-            raise TypeError(f"Cannot split a {type(denoiser).__name__}.")
+        assert isinstance(denoiser, TransformerDenoiser)  # of a loaded model
         shard(denoiser, self.mesh[TENSOR])
 
     def generate(self, decoder: Decoder, model: Denoiser, request: Request) -> Generation:

@@ -95,11 +95,8 @@ class _CacheView:
     def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> KeysValues:
         """Return the keys and values to attend to, and collect the fresh ones."""
         self.fresh.append((keys, values))
-        spans = self.stored[layer]
-        if not spans:
-            return keys, values
-        old_keys, old_values = zip(*spans, strict=True)
-        return torch.cat([*old_keys, keys], 2), torch.cat([*old_values, values], 2)
+        all_keys, all_values = zip(*self.stored[layer], (keys, values), strict=True)
+        return torch.cat(all_keys, 2), torch.cat(all_values, 2)
 
 
 def quantize(module: Any, kind: str, device: torch.device) -> None:
@@ -335,7 +332,8 @@ class FixedForward:
             with torch.cuda.graph(graph, pool=self._store.pool, stream=side):
                 self._outputs = model.run_fixed(self)
         except RuntimeError as error:
-            model.stop_recording(error)
+            model.records = False
+            model.warn(f"a CUDA graph cannot be recorded ({error})")
             self._outputs = model.run_fixed(self)
             return
         self.graph = graph
@@ -390,18 +388,13 @@ class FixedShapeDenoiser(TransformerDenoiser):
         self._make_room(length)
         return super().new_cache(length)
 
-    def stop_recording(self, error: Exception) -> None:
-        """Continue without graphs, with a warning."""
-        self.records = False
-        self._warn(f"a CUDA graph cannot be recorded ({error})")
-
     def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         fed_KF = super()._begin(tokens_KL, plan, kv)
         if why := why_not_replayed(plan, kv.spans):
-            self._warn(why)
+            self.warn(why)
         return fed_KF
 
-    def _warn(self, why: str) -> None:
+    def warn(self, why: str) -> None:
         """Warn once that forwards run without a graph."""
         if why not in self._warned:
             self._warned.add(why)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -86,9 +86,8 @@ def borrowed(module: Any) -> Iterator[None]:
             yield
         finally:
             for holder, flag in before:
-                if flag is None:
-                    del holder.is_causal
-                else:
+                del holder.is_causal
+                if flag is not None:
                     holder.is_causal = flag
 
 
@@ -114,7 +113,9 @@ class FunctionDenoiser(Denoiser):
         self.shifted = shifted
         self.attention_form = attention_form
         self.block = block
-        parameters = function.parameters() if isinstance(function, torch.nn.Module) else iter(())
+        is_module = isinstance(function, torch.nn.Module)
+        self._module = function if is_module else torch.nn.Module()  # which has no parts
+        parameters = self._module.parameters()
         self.device = next((one.device for one in parameters), torch.device("cpu"))
         logits_11V = self._logits(torch.zeros(1, 1, dtype=torch.long, device=self.device))
         self.device, self.dtype = logits_11V.device, logits_11V.dtype
@@ -177,18 +178,16 @@ class FunctionDenoiser(Denoiser):
 
     @torch.inference_mode()
     def _logits(self, ids_BL: Tensor) -> Tensor:
-        is_module = isinstance(self.function, torch.nn.Module)
-        with evaluated(self.function) if is_module else nullcontext():
+        with evaluated(self._module):
             logits_BLV = self.function(ids_BL)
-        shape = tuple(getattr(logits_BLV, "shape", ()))
-        fits = isinstance(logits_BLV, Tensor) and logits_BLV.is_floating_point()
-        if not fits or shape[:2] != tuple(ids_BL.shape) or len(shape) != 3:
-            found = f"{getattr(logits_BLV, 'dtype', '')} {shape or type(logits_BLV).__name__}"
+        shape, kind = (getattr(logits_BLV, name, None) for name in ("shape", "dtype"))
+        floats = isinstance(kind, torch.dtype) and kind.is_floating_point
+        if not floats or shape[:2] != ids_BL.shape or len(shape) != 3:
+            returned = type(logits_BLV).__name__ if shape is None else f"{kind} {tuple(shape)}"
             raise DllmBenchError(
-                "A model function takes ids (B, L) and returns logits (B, L, V), a tensor of "
-                f"floating-point numbers; for ids {tuple(ids_BL.shape)} this one returned "
-                f"{found.lstrip()}. Return the logits alone, for example "
-                "`lambda ids: model(ids).logits`."
+                "A model function takes ids (B, L) and returns logits (B, L, V), floating-point "
+                f"numbers of torch; for ids {tuple(ids_BL.shape)} this one returned {returned}. "
+                "Return the logits alone, for example `lambda ids: model(ids).logits`."
             )
         return logits_BLV
 
