@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
+from unittest.mock import Mock
 from weakref import ReferenceType, ref
 
 import pytest
@@ -211,22 +212,6 @@ class Watch(TorchDispatchMode):
         return True
 
 
-class FakeEvent:
-    """An event of the device, which takes a millisecond."""
-
-    def __init__(self, **options: Any) -> None: ...
-    def record(self, stream: object = None) -> None: ...
-    def elapsed_time(self, later: object) -> float:
-        return 1.0
-
-
-class FakeStream:
-    """A stream that finishes at once."""
-
-    def __init__(self, device: object = None) -> None: ...
-    def wait_stream(self, other: object) -> None: ...
-
-
 class FakeGenerator(torch.Generator):
     """A CPU generator that says it is the device's."""
 
@@ -266,12 +251,13 @@ def claimed_model(model: TransformerDenoiser) -> TransformerDenoiser:
 def device(watch: Watch) -> Iterator[None]:
     """Let the device be there: stand-ins for what needs a driver."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "Event", FakeEvent)
-        patch.setattr(torch.cuda, "current_stream", FakeStream)
-        patch.setattr(torch.cuda, "Stream", FakeStream)
+        event = Mock(**{"elapsed_time.return_value": 1.0})
+        patch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+        patch.setattr(torch.cuda, "current_stream", lambda device: Mock(device=device))
+        patch.setattr(torch.cuda, "Stream", lambda device: Mock(device=device))
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         patch.setattr(torch.cuda, "CUDAGraph", lambda: _FakeGraph(watch))
-        patch.setattr(torch.cuda, "graph", lambda graph, pool, stream: graph.recording(pool))
+        patch.setattr(torch.cuda, "graph", _FakeGraph.recording)
         patch.setattr(torch.cuda, "graph_pool_handle", list[ReferenceType[_FakeGraph]])
         patch.setattr(torch.cuda, "synchronize", lambda device=None: watch.wait("synchronize"))
         patch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
@@ -302,8 +288,12 @@ class _FakeGraph:
         self._watch = watch
 
     @contextmanager
-    def recording(self, pool: list[ReferenceType[_FakeGraph]]) -> Iterator[None]:
-        """Record into a pool of memory, which takes no graph after those that it had are gone."""
+    def recording(self, pool: list[ReferenceType[_FakeGraph]], stream: Any) -> Iterator[None]:
+        """Record into a pool of memory, which takes no graph after those that it had are gone.
+
+        torch's own stream for this belongs to the device that was current when it was made.
+        """
+        assert stream.device == torch.device("cuda", 0)
         if pool and not any(graph() for graph in pool):
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
         pool.append(ref(self))
