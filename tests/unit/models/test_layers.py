@@ -98,7 +98,7 @@ def outcome(kv: Any, plan: ForwardPlan, winner: Tensor, logits_KRV: Tensor) -> l
 def test_random_plans_give_what_the_layers_of_transformers_give(way: str, layout: str) -> None:
     """Two requests take turns or form a batch."""
     law = tiny_denoiser(layout, seed=4)
-    model = KINDS.get(way, TransformerDenoiser)(law.module, law.special, law.shifted)
+    model: Any = KINDS.get(way, TransformerDenoiser)(law.module, law.special, law.shifted)
     if way not in KINDS:
         model.layers = own_layers(law.module, joined=way == "joined")
     assert isinstance(model.layers[0], PlainLayer) == (way != "compiled")
