@@ -113,8 +113,8 @@ class FunctionDenoiser(Denoiser):
         self.shifted = shifted
         self.attention_form = attention_form
         self.block = block
-        is_module = isinstance(function, torch.nn.Module)
-        self._module = function if is_module else torch.nn.Module()  # which has no parts
+        # of another function, one without parts
+        self._module = function if isinstance(function, torch.nn.Module) else torch.nn.Module()
         parameters = self._module.parameters()
         self.device = next((one.device for one in parameters), torch.device("cpu"))
         logits_11V = self._logits(torch.zeros(1, 1, dtype=torch.long, device=self.device))
