@@ -129,9 +129,7 @@ def quantize(module: Any, kind: str, device: torch.device) -> None:
 
 def has_fp8(device: torch.device) -> bool:
     """Return whether the device multiplies fp8 matrices."""
-    if device.type != "cuda":
-        return False
-    return torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 # --- graphs of fixed shapes -----------------------------------------------------------------------
@@ -205,7 +203,7 @@ class SharedStore:
         self.pool = torch.cuda.graph_pool_handle() if like.is_cuda else None
         """Memory that the graphs recorded beside this store share. A longer store has another pool:
         torch refuses to record into one whose graphs are all gone."""
-        self.stream = torch.cuda.Stream(like.device) if like.is_cuda else None
+        self.stream: Any = torch.cuda.Stream(like.device) if like.is_cuda else None
         """Where these graphs are recorded. By default torch would record on the current device, and
         memory is shared within a stream alone."""
         self._owner: weakref.ref[PositionCache] | None = None
@@ -321,7 +319,6 @@ class FixedForward:
     def record(self, model: FixedShapeDenoiser) -> None:
         """Record the graph, then replay it, because recording computes nothing."""
         side, usual = self._store.stream, torch.cuda.current_stream(self.ids_KF.device)
-        assert side is not None
         side.wait_stream(usual)
         with torch.cuda.stream(side):
             for _ in range(WARM):
