@@ -430,7 +430,7 @@ def rounds(check: GpuCheck, mode: str) -> Found:
         started = "" if check.fake else f" · {launches(model, one, k, window):.0f} launches"
         found[f"{k} x {window}"] = text + started
     if isinstance(model, FixedShapeDenoiser):
-        found["shapes"] = model.shapes_met
+        found["shapes"] = len(model.shapes_met)
     elif mode == "default":
         found["graphs"] = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     return found, problems

@@ -359,14 +359,9 @@ class FixedShapeDenoiser(TransformerDenoiser):
         self._longest = CANVAS
         self._most_branches = 0  # in a forward of this run; 0: unknown
         self._prepared: set[tuple[int, ...]] = set()  # feature layers of the runs' shapes recorded
-        self._met: set[FixedShape] = set()
+        self.shapes_met: set[FixedShape] = set()  # of all forwards, replaced ones included
         self.records = True  # whether graphs are recorded on a CUDA device
         self.recordings = 0  # graphs recorded
-
-    @property
-    def shapes_met(self) -> int:
-        """Shapes of all forwards so far, including those replaced by a longer store."""
-        return len(self._met)
 
     def expect_canvas(self, length: int, branches: int = 1) -> None:
         """Make the store long enough for canvases of this length, and let the next forward record
@@ -448,7 +443,7 @@ class FixedShapeDenoiser(TransformerDenoiser):
         return [shape for shape in shapes if shape.rows <= ROWS]
 
     def _forward(self, shape: FixedShape) -> FixedForward:
-        self._met.add(shape)
+        self.shapes_met.add(shape)
         unknown = self._most_branches == 0 or shape.feature_layers in self._prepared
         if self.device.type == "cuda" and not unknown:
             # every shape of a run at once, before its first request counts

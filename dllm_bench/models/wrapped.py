@@ -115,8 +115,7 @@ class FunctionDenoiser(Denoiser):
         self.block = block
         # of another function, one without parts
         self._module = function if isinstance(function, torch.nn.Module) else torch.nn.Module()
-        parameters = self._module.parameters()
-        self.device = next((one.device for one in parameters), torch.device("cpu"))
+        self.device = next((one.device for one in self._module.parameters()), torch.device("cpu"))
         logits_11V = self._logits(torch.zeros(1, 1, dtype=torch.long, device=self.device))
         self.device, self.dtype = logits_11V.device, logits_11V.dtype
         self.vocab_size: int = logits_11V.shape[-1]
