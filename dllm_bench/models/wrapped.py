@@ -179,10 +179,10 @@ class FunctionDenoiser(Denoiser):
     def _logits(self, ids_BL: Tensor) -> Tensor:
         with evaluated(self._module):
             logits_BLV = self.function(ids_BL)
-        shape, kind = (getattr(logits_BLV, name, None) for name in ("shape", "dtype"))
+        shape, kind = getattr(logits_BLV, "shape", ()), getattr(logits_BLV, "dtype", None)
         floats = isinstance(kind, torch.dtype) and kind.is_floating_point
         if not floats or shape[:2] != ids_BL.shape or len(shape) != 3:
-            returned = type(logits_BLV).__name__ if shape is None else f"{kind} {tuple(shape)}"
+            returned = f"{kind} {tuple(shape)}" if shape else type(logits_BLV).__name__
             raise DllmBenchError(
                 "A model function takes ids (B, L) and returns logits (B, L, V), floating-point "
                 f"numbers of torch; for ids {tuple(ids_BL.shape)} this one returned {returned}. "
