@@ -4,6 +4,7 @@ that a block-diffusion model verifies itself (S2D2).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -32,8 +33,8 @@ def model() -> Any:
     return tiny_denoiser("sdar", 4)
 
 
-def decode(model: Any, *requests: Request, base: Any = DECODER, **changes: Any) -> list[Generation]:
-    decoder = replace(base, **changes)
+def decode(model: Any, *requests: Request, **changes: Any) -> list[Generation]:
+    decoder = replace(DECODER, **changes)
     return [decoder.generate(model, request) for request in requests or REQUESTS]
 
 
@@ -83,6 +84,18 @@ def test_several_blocks_are_edited_at_once(model: Any) -> None:
         assert any(len({(first + e.position) // 8 for e in row}) > 1 for row in edits)
 
 
+def test_no_block_opens_beside_an_unstable_one(model: Any) -> None:
+    """Of which every token is to be the candidate of its row; none is in the first forward."""
+    watched, request = Watched(model), Request("unstable", (3, 4, 5, 6, 7), 40)
+    decode(watched, request, revise=replace(EDITS, stable=1.0))
+    assert watched.plans[0].feed[1] == 8
+    wide = [plan for plan in watched.plans if plan.rows[1] - plan.rows[0] > 8]
+    free = Watched(model)
+    decode(free, request, revise=EDITS)
+    assert free.plans[0].feed[1] == 16
+    assert len(wide) < sum(plan.rows[1] - plan.rows[0] > 8 for plan in free.plans)
+
+
 class MaskingAgain(Watched):
     """Predicts the mask token at every position in every second forward."""
 
@@ -116,7 +129,8 @@ PLAIN = MaskedDecoder(Confidence(), BASE, BY_8, BlockCache())
 
 
 def verified(select: Any, model: Any, **changes: Any) -> list[Generation]:
-    return decode(model, base=PLAIN, select=select, **changes)
+    decoder = replace(PLAIN, select=select, **changes)
+    return [decoder.generate(model, request) for request in REQUESTS]
 
 
 def texts(generations: list[Generation]) -> list[Any]:
@@ -141,6 +155,22 @@ def test_an_exact_cache_changes_no_verification(causal: Any, model: Any) -> None
     select = replace(ALWAYS, causal=causal, worth=-0.5)
     none = verified(select, model, cache=NoCache("block_causal"))
     assert texts(verified(select, model)) == texts(none)
+
+
+def test_a_verification_is_filled_up(model: Any) -> None:
+    """By the best drafts or the first, and by all above a threshold."""
+    three = replace(ALWAYS, temperature=1.0, number=3)
+    first, best = (verified(replace(three, fill=fill), model) for fill in ("first", "best"))
+    above = verified(replace(three, fill_above=0.0), model)
+    for request, generation in zip(REQUESTS * 2, (*first, *best), strict=True):
+        counts, prompt = Counter(generation.born), len(request.prompt_ids)
+        blocks = (generation.born[max(at - prompt, 0) : at + 8 - prompt] for at in range(0, 56, 8))
+        ends = {max(block) for block in blocks if block}
+        assert all(count >= 3 for born, count in counts.items() if born not in ends)
+    for generation in first:
+        assert list(generation.born) == sorted(generation.born)
+    assert texts(first) != texts(best)
+    assert sum(len(one.trace) for one in above) < sum(len(one.trace) for one in best)
 
 
 def test_no_seed_changes_what_is_not_drawn(model: Any) -> None:

@@ -62,8 +62,20 @@ def test_forwards_are_counted_and_tell_what_they_read() -> None:
         assert one.kept_bytes == each * (one.cached + one.fed * (one.kind is ForwardKind.PREFILL))
 
 
-def test_the_trace_counts_what_every_forward_writes() -> None:
+def test_the_trace_tells_every_change_of_every_position() -> None:
+    """Played backwards it ends with the first prediction, and counts of writes add up."""
     generation = decoded(request(2), **NEVER)
+    ids, born = list(generation.ids), list(generation.born)
+    index_of = {id(one): index for index, one in enumerate(generation.trace.forwards)}
+    changed = set()
+    for one in reversed(generation.trace.forwards):
+        for change in one.changes:
+            place = change.position
+            assert (ids[place], born[place]) == (change.after, index_of[id(one)])
+            ids[place], born[place] = change.before, change.born
+            changed.add(place)
+    assert set(born) == {1, STEPS + 2}
+    assert changed == set(range(2 * CANVAS)), "a random model changes its mind everywhere"
     writes = generation.trace.writes(generation.born)
     assert sum(one.committed for one in writes) == len(generation.ids)
     assert [one.committed for one in writes if one.committed] == [CANVAS, CANVAS]

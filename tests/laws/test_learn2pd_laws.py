@@ -13,10 +13,11 @@ from torch import Tensor
 from dllm_bench.core.contracts import Score, Select
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.caches import DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
     Blocks,
     Confidence,
+    Eos,
     NegEntropy,
     Pipeline,
     Threshold,
@@ -192,3 +193,13 @@ def test_without_a_filter_the_surest_end_token_cuts(model, ahead) -> None:
     surest = int(sure.masked_fill(~ends, -1).argmax())
     assert after.shape[1] == surest + 1 < state.shape[1]
     assert len(generation.ids) <= surest + 1 - len(REQUEST.prompt_ids)
+
+
+@pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache()], ids=str)
+def test_the_papers_rule_leaves_the_text_before_the_end_alone(model, cache) -> None:
+    decoder = replace(VANILLA, select=Union(Filter(RandomHead(), tau=0.8), TopK()), cache=cache)
+    watched = [Watched(model, ending=ENDING) for _ in range(2)]
+    whole = generate(decoder, watched[0])
+    stopped = generate(replace(decoder, stop=Eos("block", turn_end=False)), watched[1])
+    assert stopped.ids == whole.ids[: 8 * (whole.ids.index(ROLES["eos"]) // 8 + 1)]
+    assert len(watched[1].canvases) < len(watched[0].canvases)

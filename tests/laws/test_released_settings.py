@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -22,6 +23,7 @@ from dllm_bench.methods.common import (
     Blocks,
     Confidence,
     Eos,
+    NegEntropy,
     Pipeline,
     Threshold,
     TopK,
@@ -124,25 +126,40 @@ def test_learn2pds_top_k_reaches_masks_behind_the_block_as_released(steps: int, 
     assert decode(replace(decoder, select=Union(learned, TopK(steps))), 48).born != found.born
 
 
-@pytest.mark.parametrize("kind", [Epsilon, TopK])
-def test_of_equal_confidences_those_are_taken_that_torch_topk_takes(kind: type) -> None:
-    """Of the canvas, or of the open block; the order of positions is another."""
-    numbers, other = torch.Generator().manual_seed(0), 0
-    for _ in range(40):
-        confidence_1W = torch.randint(0, 3, (1, 24), generator=numbers).float()
-        masked_1W = torch.rand(1, 24, generator=numbers) < 0.8
-        scores = Scores(torch.zeros_like(confidence_1W).long(), confidence_1W, confidence_1W)
-        state, _ = opened(torch.ones(1, 40, dtype=torch.bool))
-        window, chosen = Window(8, 32, 40, 24, 8, masked_1W), dict[str, torch.Tensor]()
-        for ties, around in (("canvas", (8, 8)), ("block", (0, 0)), ("lower", (0, 0))):
-            state.memo.clear()
-            chosen[ties] = found_1W = kind(3, ties=ties)(scores, window, state) & masked_1W
-            values_1X = confidence_1W.masked_fill(~masked_1W, -torch.inf)
-            values_1X = torch.nn.functional.pad(values_1X, around, value=-torch.inf)
-            best_C = values_1X.topk(int(found_1W.sum())).indices[0] - around[0]
-            assert ties == "lower" or {*best_C.tolist()} == {*found_1W[0].nonzero()[:, 0].tolist()}
-        other += not torch.equal(chosen["canvas"], chosen["lower"])
-    assert other
+def dream(new: int, steps: int, top_p: float, seed: int) -> list[list[int]]:
+    """Dream's published sampler by entropy, without temperature: the canvas after every forward."""
+    model, canvas, canvases = Table(seed), [*PROMPT, *[MASK] * new], []
+    time = torch.linspace(1, 1e-3, steps + 1)
+    for step in range(steps):
+        logits_LV = logits_of(model, canvas)
+        sorted_LV, order_LV = torch.sort(logits_LV, descending=True)
+        removed_LV = (sorted_LV.softmax(-1).cumsum(-1) > top_p).roll(1, -1)
+        removed_LV[:, 0] = False
+        logits_LV[removed_LV.scatter(-1, order_LV, removed_LV)] = torch.finfo(torch.float32).min
+        p_LV = logits_LV.softmax(-1)
+        entropy_L, ids = (p_LV * (p_LV + 1e-10).log()).sum(-1), p_LV.argmax(-1).tolist()
+        masked = torch.tensor([canvas]) == MASK
+        share = 1 - time[step + 1] / time[step] if step < steps - 1 else 1
+        confidence_1L = torch.where(masked, entropy_L, -torch.inf)
+        chosen = confidence_1L.topk(int(masked.sum() * share)).indices[0].tolist()
+        canvas = [ids[i] if i in chosen else token for i, token in enumerate(canvas)]
+        canvases.append(canvas)
+    return canvases
+
+
+def test_equal_entropies_after_a_top_p_cut_rank_as_torch_topk_does_over_the_canvas() -> None:
+    """Where one token is left, the entropy is 0; in the order of positions other texts come out."""
+    score, stable = Sampled(NegEntropy(eps=1e-10), 0.0, 0.2, released_ties=True), 0
+    for seed in range(12):
+        new, steps = (24, 12) if seed % 2 else (40, 20)
+        wanted = dream(new, steps, 0.2, seed)
+        for ties in ("canvas", "lower"):
+            select = Epsilon(steps, idle=True, ties=ties)
+            _, canvases = watched(replace(BASE, score=score, select=select), new, seed)
+            equal = canvases == wanted
+            assert equal or ties == "lower"
+            stable += equal and ties == "lower"
+    assert stable < 12
 
 
 # --- scores --------------------------------------------------------------------------------------
@@ -212,15 +229,52 @@ def test_an_end_token_of_the_prompt_counts_where_released_loops_look_for_it() ->
 # --- lookahead -----------------------------------------------------------------------------------
 
 
-def test_the_base_may_be_in_no_competition() -> None:
-    explore = Lookahead(2, base_competes=False)
-    ratings = ([0.2, 0.5, 0.9], [0.5, 0.5, 0.9], [0.1])
-    assert [int(explore.pick(torch.tensor(rating))) for rating in ratings] == [1, 0, 0]
+def restated(new: int, k: int, tau: float) -> list[list[int]]:
+    """LoPA's released loop, the base in no competition: the canvas after each round of a block."""
+    model, canvas, canvases = Table(), [*PROMPT, *[MASK] * new], []
+    branches = [canvas]
+    while MASK in canvas:
+        probability = [distribution(model, branch) for branch in branches]
+        rating = [
+            fmean([p for p, token in zip(best, branch, strict=True) if token == MASK] or [1.0])
+            for (best, _), branch in zip(probability, branches, strict=True)
+        ]
+        winner = rating.index(max(rating))
+        canvas, (best, ids) = branches[winner], probability[winner]
+        masked = [at for at, token in enumerate(canvas) if token == MASK]
+        surest = sorted(masked, key=lambda at: -best[at])
+        fill = [at for at in masked if best[at] > tau] or surest[:1]
+        canvas = [ids[at] if at in fill else token for at, token in enumerate(canvas)]
+        canvases.append(canvas)
+        ahead = [at for at in surest if at not in fill][:k]
+        branches = [[ids[i] if i == at else t for i, t in enumerate(canvas)] for at in ahead]
+        branches = branches or [canvas]
+    return canvases
+
+
+def logits_of(model: Table, canvas: list[int]) -> Tensor:
+    """Return logits of every position, the mask token left out, (L, V)."""
+    logits_LV = model.place[: len(canvas)] + model.token[torch.tensor(canvas)].mean(0)
+    logits_LV[:, MASK] = -torch.inf
+    return logits_LV
 
 
 def distribution(model: Table, canvas: list[int]) -> tuple[list[float], list[int]]:
     """Largest probability and token of every position, the mask token left out."""
-    logits_LV = model.place[: len(canvas)] + model.token[torch.tensor(canvas)].mean(0)
-    logits_LV[:, MASK] = -torch.inf
-    best, ids = logits_LV.softmax(-1).max(-1)
-    return best.tolist(), ids.tolist()
+    best: Tensor = logits_of(model, canvas).softmax(-1).max(-1)
+    return best.values.tolist(), best.indices.tolist()
+
+
+def after_rounds(generation: Generation) -> list[list[int]]:
+    """Return the canvas after every round; a lookahead token is of that which took its branch."""
+    rows = list(zip(generation.ids, generation.born, strict=True))
+    rounds = range(len(generation.trace))
+    return [[*PROMPT, *(t if 0 <= born <= i else MASK for t, born in rows)] for i in rounds]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_lookahead_without_a_competing_base_is_the_released_loop(k: int) -> None:
+    alone = replace(BASE, select=Threshold(0.6, strict=True), explore=Lookahead(k))
+    generation = decode(replace(alone, explore=Lookahead(k, base_competes=False)), 24)
+    assert after_rounds(generation) == restated(24, k, 0.6)
+    assert after_rounds(decode(alone, 24)) != restated(24, k, 0.6)

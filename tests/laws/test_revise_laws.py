@@ -173,6 +173,19 @@ CAUSAL, SETTLED = Blocks(8, sees_future=False), SoftRevision(sure=0.9)
 SOFT = MaskedDecoder(Confidence(), Leftmost(0.02), CAUSAL, BlockCache(), revise=SETTLED)
 
 
+def test_hard_rows_make_it_an_edit_from_zero() -> None:
+    """A table reads ids alone; blocks of 24 leave some texts enough forwards to settle."""
+    soft = replace(SOFT, schedule=Blocks(24), revise=SoftRevision(sure=1.0), cache=NoCache())
+    edit = replace(soft, revise=Edit(tau=0.0, rounds=24))
+    request, settled = Request("soft", tuple(range(3, 13)), 24), 0
+    for seed in range(6):
+        one, other = (decoder.generate(Table(seed), request) for decoder in (soft, edit))
+        if len(one.trace) < 24:
+            assert (one.ids, one.born) == (other.ids, other.born)
+            settled += 1
+    assert settled
+
+
 @pytest.mark.parametrize("sure", [0.0, 0.9, 1.0])
 def test_a_block_ends_after_as_many_forwards_as_it_has_positions(sure: float) -> None:
     for one in decoded(replace(SOFT, revise=SoftRevision(sure=sure))):

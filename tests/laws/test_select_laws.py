@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +16,7 @@ from dllm_bench.core.decoder import Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
 from dllm_bench.methods.caches import NoCache
@@ -28,6 +29,7 @@ from dllm_bench.methods.common import (
     Threshold,
     TopK,
     Union,
+    WithInner,
 )
 from dllm_bench.methods.confidence_rules import GAP, AnswerGap, EarlyExit, EntropyBound, LocalLeap
 from dllm_bench.methods.d3llm import EntropyThreshold, MultiBlock
@@ -136,14 +138,34 @@ def test_more_steps_than_can_be_useful_are_refused(model) -> None:
     assert len(decoded(model, WHOLE, select=Epsilon(64, idle=True)).trace) == 64
 
 
-def test_some_selectors_never_stall() -> None:
-    """The loop asks the stall rule of others only."""
-    union = Union(Threshold(OFF, strict=True), TopK())
-    for select in (*(TopK(steps) for steps in (None, 1, 3, 8, 20)), union):
-        assert Condition.NEVER_STALLS in select.gives
-        for schedule in (Blocks(1, False), Blocks(8, False, absolute=True), Blocks(None)):
-            decoder = replace(WHOLE, select=select, schedule=schedule, explore=Lookahead(2))
-            assert all(per_forward(decoder.generate(Table(), REQUEST)))
+@dataclass(frozen=True)
+class AskedAnyway(WithInner):
+    """Does what `inner` does, and is asked for its stall rule in every forward."""
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        return self.inner(scores, window, state)
+
+
+STEADY = [
+    *(TopK(steps) for steps in (None, 1, 3, 8, 20)),
+    Union(Threshold(OFF, strict=True), TopK()),
+    Union(TopK(5), Threshold(0.3)),
+]
+
+
+@pytest.mark.parametrize("select", STEADY, ids=str)
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(2)], ids=["greedy", "lookahead"])
+def test_who_never_stalls_has_no_need_of_the_rule(select, explore) -> None:
+    assert Condition.NEVER_STALLS in select.gives
+    for schedule in (Blocks(8), Blocks(1, False), Blocks(8, False, absolute=True), Blocks(None)):
+        spared = replace(WHOLE, select=select, explore=explore, schedule=schedule)
+        asked = replace(spared, select=AskedAnyway(select))
+        found, wanted = (one.generate(Table(), REQUEST) for one in (spared, asked))
+        assert same(found, wanted) and all(forward.forced == 0 for forward in wanted.trace.forwards)
+        assert all(per_forward(found))
+
+
+def test_others_are_asked() -> None:
     others = (Threshold(OFF), Epsilon(4), Ration(TopK(), 4), Union(Threshold(OFF), Epsilon(4)))
     assert not any(Condition.NEVER_STALLS in select.gives for select in others)
 
