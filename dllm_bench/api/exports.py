@@ -37,8 +37,9 @@ from dllm_bench.metrics.accuracy import LEVEL, MeanScore
 from dllm_bench.paths import ASSETS, read_yaml
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.files import Plain, write_atomic
+from dllm_bench.store.groups import GROUPS
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.spec import GROUPS, RunSpec, digest, slug
+from dllm_bench.store.spec import RunSpec, digest, slug
 from dllm_bench.store.store import RunEntry, read_samples, sealed_record
 
 Metric, Filter = "score", "none"  # lm-eval's names, for benchmarks without their own

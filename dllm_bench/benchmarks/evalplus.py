@@ -19,30 +19,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks import code_answers, sandbox
+from dllm_bench.benchmarks import code_answers, items, sandbox
 from dllm_bench.benchmarks.bounded import UnreadableAnswerError, call_bounded, unreadable
 from dllm_bench.benchmarks.embedded import SPLITS, FrozenTask
-from dllm_bench.benchmarks.items import (
-    PLAIN,
-    BenchmarkSettings,
-    Item,
-    ItemsBenchmark,
-    cut_at_stop,
-    data_file,
-    downloads_allowed,
-    read_jsonl,
-    require_cache_or_server,
-    require_fields,
-)
 from dllm_bench.benchmarks.sandbox import Limits, ProgramOutcome
 from dllm_bench.benchmarks.tasks import TEXTS
-from dllm_bench.core.benchmark import (
-    JUDGE_ERROR,
-    GradedAnswer,
-    SampleScore,
-    Turns,
-    judge_error,
-)
+from dllm_bench.core import benchmark
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
 from dllm_bench.registry import register, require_known
@@ -87,7 +69,7 @@ FIELDS = (
 )  # fmt: skip
 """What prompts and grades read of a problem."""
 CHAT, DIFFUCODER, INSTRUCT = "chat", "diffucoder", "instruct"
-TEMPLATES = (PLAIN, CHAT, DIFFUCODER, INSTRUCT)
+TEMPLATES = (items.PLAIN, CHAT, DIFFUCODER, INSTRUCT)
 WORDING = TEXTS["evalplus"]
 
 
@@ -118,7 +100,7 @@ def made_program(answer: str, postprocess: str, prompt: str, entry_point: str) -
 
 @register("benchmark.evalplus")
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EvalPlusBenchmark(BenchmarkSettings, ItemsBenchmark):
+class EvalPlusBenchmark(items.BenchmarkSettings, items.ItemsBenchmark):
     """One problem set with its prompt form. `primary` is "plus" or "base"; there are no shots.
 
     template: "plain" (the model continues the prompt), "chat" (one user turn: `instruction`, then
@@ -147,9 +129,11 @@ class EvalPlusBenchmark(BenchmarkSettings, ItemsBenchmark):
         downloads = bool(source.file) and self.data_dir is None
         if downloads:
             cache_dir = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-            require_cache_or_server(self.name, "github.com", cache_dir / "evalplus", source.file)
+            items.require_cache_or_server(
+                self.name, "github.com", cache_dir / "evalplus", source.file
+            )
         elif source.file:
-            data_file(str(self.data_dir), source.file, self.name)
+            items.data_file(str(self.data_dir), source.file, self.name)
         sanitizes = self.postprocess in ("evalplus", DIFFUCODER)
         needed = sanitizes or source.needs_evalplus or downloads
         if needed and importlib.util.find_spec("evalplus") is None:
@@ -172,18 +156,18 @@ class EvalPlusBenchmark(BenchmarkSettings, ItemsBenchmark):
         """Always: only running a program shows whether it is right."""
         return True
 
-    def all_items(self) -> Sequence[Item]:
+    def all_items(self) -> Sequence[items.Item]:
         """Return all problems; inputs are as in the JSON file."""
         return _problems(self.dataset, self.split, self.data_dir)
 
     @property
     def _template(self) -> str:
         """The template this model can take."""
-        return PLAIN if self.template == CHAT and not self.chat else self.template
+        return items.PLAIN if self.template == CHAT and not self.chat else self.template
 
-    def prompt(self, item: Item) -> str | Turns:
+    def prompt(self, item: items.Item) -> str | benchmark.Turns:
         text = _prompt_text(item)
-        if self._template == PLAIN:
+        if self._template == items.PLAIN:
             return text
         if self._template == DIFFUCODER:
             return WORDING["diffucoder"].format(prompt=text.rstrip("\n"))
@@ -200,29 +184,29 @@ class EvalPlusBenchmark(BenchmarkSettings, ItemsBenchmark):
         instruction = self.instruction if self._template == CHAT else ""
         return {"form": [self._template, instruction, list(self.stops)]}
 
-    def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
+    def score(self, texts: Mapping[str, str]) -> dict[str, benchmark.SampleScore]:
         """Run every answer against its problem's inputs; needs consent, no model."""
         sandbox.require_consent(self.allow_code_execution, self.name)
         problems = self.answered(texts)
         scores = sandbox.map_in_threads(lambda p: self._grade(p, texts[p["id"]]), problems)
         return {p["id"]: score for p, score in zip(problems, scores, strict=True)}
 
-    def answers(self, texts: Mapping[str, str]) -> dict[str, GradedAnswer]:
+    def answers(self, texts: Mapping[str, str]) -> dict[str, benchmark.GradedAnswer]:
         """Return the reference solution, and the program made of the text; nothing is run."""
         return {
-            problem["id"]: GradedAnswer(
+            problem["id"]: benchmark.GradedAnswer(
                 problem["canonical_solution"], self._program_or_none(problem, texts[problem["id"]])
             )
             for problem in self.answered(texts)
         }
 
-    def program(self, problem: Item, text: str) -> str:
+    def program(self, problem: items.Item, text: str) -> str:
         """Return the program that `postprocess` makes of an answer; UnreadableAnswerError if it
         fails."""
         asked = self.postprocess, _prompt_text(problem), problem["entry_point"]
-        return str(call_bounded(made_program, cut_at_stop(text, self.stops), *asked))
+        return str(call_bounded(made_program, items.cut_at_stop(text, self.stops), *asked))
 
-    def _program_or_none(self, problem: Item, text: str) -> str:
+    def _program_or_none(self, problem: items.Item, text: str) -> str:
         """Return the program, empty for an answer that cannot be read."""
         try:
             return self.program(problem, text)
@@ -235,9 +219,9 @@ class EvalPlusBenchmark(BenchmarkSettings, ItemsBenchmark):
             program = self._program_or_none(problem, texts[problem["id"]])
             yield json.dumps({"task_id": problem["task_id"], "solution": program}) + "\n"
 
-    def _grade(self, problem: Item, text: str) -> SampleScore:
-        if not cut_at_stop(text, self.stops).strip():
-            return SampleScore(0.0, "empty", dict.fromkeys(STAGES, 0.0))
+    def _grade(self, problem: items.Item, text: str) -> benchmark.SampleScore:
+        if not items.cut_at_stop(text, self.stops).strip():
+            return benchmark.SampleScore(0.0, "empty", dict.fromkeys(STAGES, 0.0))
         try:
             program = self.program(problem, text)
         except UnreadableAnswerError as error:
@@ -253,7 +237,7 @@ class EvalPlusBenchmark(BenchmarkSettings, ItemsBenchmark):
         examiner = sandbox.compare_calls(self._inputs(problem), asked)
         return _sample_score(sandbox.examine(program, examiner, source.limits), self.primary)
 
-    def _inputs(self, problem: Item) -> dict[str, list[Any]]:
+    def _inputs(self, problem: items.Item) -> dict[str, list[Any]]:
         """Return stage -> argument lists, with the tuples, sets and complex numbers JSON cannot
         hold."""
         inputs = {stage: list(problem[f"{stage}_input"]) for stage in STAGES}
@@ -264,20 +248,20 @@ class EvalPlusBenchmark(BenchmarkSettings, ItemsBenchmark):
         return {s: mbpp_deserialize_inputs(problem["task_id"], rows) for s, rows in inputs.items()}
 
 
-def _sample_score(outcome: ProgramOutcome, primary: str) -> SampleScore:
-    if outcome.verdict == JUDGE_ERROR:
-        return judge_error(outcome.detail)
+def _sample_score(outcome: ProgramOutcome, primary: str) -> benchmark.SampleScore:
+    if outcome.verdict == benchmark.JUDGE_ERROR:
+        return benchmark.judge_error(outcome.detail)
     stages = {words[0]: words[1] for words in outcome.reports}
     passed = [stages.get(stage) == "passed" for stage in STAGES]
     metrics = {"base": float(passed[0]), "plus": float(all(passed))}
     verdict = {"passed": "correct", "failed": "wrong"}.get(outcome.verdict, outcome.verdict)
     if metrics[primary]:
         verdict = "correct"
-    return SampleScore(metrics[primary], verdict, metrics)
+    return benchmark.SampleScore(metrics[primary], verdict, metrics)
 
 
 @cache
-def _problems(dataset: str, split: str, data_dir: str | None) -> list[Item]:
+def _problems(dataset: str, split: str, data_dir: str | None) -> list[items.Item]:
     """Return all problems of a split."""
     source = PROBLEM_SETS[dataset]
     require_known(f"split of {dataset!r}:", split, source.splits)
@@ -286,9 +270,9 @@ def _problems(dataset: str, split: str, data_dir: str | None) -> list[Item]:
     if data_dir is None:
         file = _download(dataset, *source.download)
     else:
-        file = data_file(data_dir, source.file, dataset)
-    rows = read_jsonl(file)
-    require_fields(file, rows, FIELDS)
+        file = items.data_file(data_dir, source.file, dataset)
+    rows = items.read_jsonl(file)
+    items.require_fields(file, rows, FIELDS)
     return [{"id": f"{dataset}/{split}/{row['task_id'].split('/')[-1]}", **row} for row in rows]
 
 
@@ -298,7 +282,7 @@ def _download(dataset: str, module: str, function: str) -> Path:
     try:
         theirs: Any = importlib.import_module(module)
         fetch = theirs.make_cache
-        theirs.make_cache = fetch if downloads_allowed() else _cached_only
+        theirs.make_cache = fetch if items.downloads_allowed() else _cached_only
         try:
             return Path(getattr(theirs, function)())
         finally:
@@ -324,6 +308,6 @@ def asked_for(prompt: str) -> str:
     return f"{words} {WORDING['assertion']}assert {assertion}" if assertion else words
 
 
-def _prompt_text(problem: Item) -> str:
+def _prompt_text(problem: items.Item) -> str:
     """Return the prompt that is sent: without outer white space, ending in a newline."""
     return str(problem["prompt"]).strip() + "\n"

@@ -17,20 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dllm_bench.benchmarks import sandbox
+from dllm_bench.benchmarks import items, sandbox
 from dllm_bench.benchmarks.bounded import UnreadableAnswerError, call_bounded, unreadable
 from dllm_bench.benchmarks.embedded import FrozenTask
-from dllm_bench.benchmarks.items import (
-    PLAIN,
-    TEMPLATES,
-    BenchmarkSettings,
-    Item,
-    ItemsBenchmark,
-    cut_at_stop,
-    likelihoods_of,
-    option_of,
-    request_of,
-)
 from dllm_bench.benchmarks.tasks import NOTHING, sources
 from dllm_bench.core.benchmark import (
     Encode,
@@ -59,7 +48,7 @@ ENDINGS = ("timeout", "crashed")
 
 @register("benchmark.lm_eval")
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LmEvalBenchmark(BenchmarkSettings, ItemsBenchmark):
+class LmEvalBenchmark(items.BenchmarkSettings, items.ItemsBenchmark):
     """One lm-eval task with its number of shots, prompt form and primary metric.
 
     template: "plain", "chat" (one user turn) or "chat_multiturn" (a turn per few-shot example).
@@ -73,7 +62,7 @@ class LmEvalBenchmark(BenchmarkSettings, ItemsBenchmark):
     def check(self) -> None:
         """Raise DllmBenchError for unknown names, absent data files or missing consent."""
         task_file(self.task)
-        require_known(f"template of {self.name!r}:", self.template, TEMPLATES)
+        require_known(f"template of {self.name!r}:", self.template, items.TEMPLATES)
         require_known(f"primary metric of {self.name!r}:", self.primary, metric_names(self.task))
         if self.runs_code:
             sandbox.require_consent(self.allow_code_execution, self.name)
@@ -104,7 +93,7 @@ class LmEvalBenchmark(BenchmarkSettings, ItemsBenchmark):
         split: str | None = task_file(self.task)["dataset_kwargs"].get("shots_from")
         return split
 
-    def all_items(self) -> Sequence[Item]:
+    def all_items(self) -> Sequence[items.Item]:
         return sources.rows(self._source, self.split, self.data_dir)
 
     @cached_property
@@ -116,11 +105,11 @@ class LmEvalBenchmark(BenchmarkSettings, ItemsBenchmark):
     @property
     def _template(self) -> str:
         """The template this model can take."""
-        return self.template if self.chat else PLAIN
+        return self.template if self.chat else items.PLAIN
 
-    def prompt(self, item: Item) -> str | Turns:
+    def prompt(self, item: items.Item) -> str | Turns:
         """Return the prompt that lm-eval builds."""
-        chat, multiturn = TEMPLATES[self._template]
+        chat, multiturn = items.TEMPLATES[self._template]
         task = self._lm_eval_task
         prompt: str | Turns = task.fewshot_context(
             dict(item),
@@ -165,8 +154,8 @@ class LmEvalBenchmark(BenchmarkSettings, ItemsBenchmark):
         metrics."""
         return [self._reading(item, texts[item["id"]]) for item in self.answered(texts)]
 
-    def _reading(self, item: Item, whole: str) -> Reading:
-        text = cut_at_stop(whole, self.stops)
+    def _reading(self, item: items.Item, whole: str) -> Reading:
+        text = items.cut_at_stop(whole, self.stops)
         try:
             found = call_bounded(read_answer, text, self.task, dict(item), not self.runs_code)
         except UnreadableAnswerError as error:
@@ -190,7 +179,7 @@ class LmEvalBenchmark(BenchmarkSettings, ItemsBenchmark):
 class Reading:
     """What was read of an answer."""
 
-    item: Item
+    item: items.Item
     text: str
     filtered: Mapping[str, Any] = field(default_factory=dict)
     """Filter -> what it finds."""
@@ -205,7 +194,7 @@ _TO_READ: dict[str, ConfigurableTask] = {}
 
 
 def read_answer(
-    text: str, task: str, item: Item, graded: bool
+    text: str, task: str, item: items.Item, graded: bool
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Return (what each filter of a task finds in the text, metrics); {} for metrics unless
     `graded`."""
@@ -219,13 +208,13 @@ def read_answer(
     return filtered, _task_metrics(loaded, item, filtered) if graded else {}
 
 
-def read_target(_: str, task: str, item: Item) -> str:
+def read_target(_: str, task: str, item: items.Item) -> str:
     """Return the right answer of an item; called by a helper, so that this process imports no
     lm-eval."""
     return str(task_over(task, item).doc_to_target(dict(item))).strip()
 
 
-def task_over(task: str, item: Item) -> ConfigurableTask:
+def task_over(task: str, item: items.Item) -> ConfigurableTask:
     """Return lm-eval's task, whose filters and metrics are used, over one item; loaded once."""
     if task not in _TO_READ:
         _TO_READ[task] = load_task(task, {"items": [item], "shots_count": 0})
@@ -238,7 +227,7 @@ def _keep_turns(turns: Turns, add_generation_prompt: bool = True) -> Turns:
 
 
 def _task_metrics(
-    task: ConfigurableTask, item: Item, filtered: Mapping[str, Any]
+    task: ConfigurableTask, item: items.Item, filtered: Mapping[str, Any]
 ) -> dict[str, float]:
     return {
         f"{metric},{key}": float(value)
@@ -328,19 +317,19 @@ class LikelihoodBenchmark(LmEvalBenchmark):
     def check(self) -> None:
         """Raise DllmBenchError for unknown names, absent data, or another template than plain."""
         super().check()
-        if self.template != PLAIN:
+        if self.template != items.PLAIN:
             raise DllmBenchError(
                 f"Benchmark {self.name!r} scores continuations of plain text, and "
-                f"benchmark.template={self.template} was asked for; set it to {PLAIN}."
+                f"benchmark.template={self.template} was asked for; set it to {items.PLAIN}."
             )
 
-    def request(self, item: Item, encode: Encode) -> Request:
+    def request(self, item: items.Item, encode: Encode) -> Request:
         """Return the request of an item, with an option per choice."""
         pairs = self.pairs(item)
-        made = [option_of(*pair, encode) for pair in pairs]
-        return request_of(item["id"], made, "\n".join(map("".join, pairs)))
+        made = [items.option_of(*pair, encode) for pair in pairs]
+        return items.request_of(item["id"], made, "\n".join(map("".join, pairs)))
 
-    def pairs(self, item: Item) -> list[tuple[str, str]]:
+    def pairs(self, item: items.Item) -> list[tuple[str, str]]:
         """Return (context, continuation) of each choice, as lm-eval builds them."""
         task = self._lm_eval_task
         context = task.fewshot_context(dict(item), self.shots)
@@ -351,15 +340,15 @@ class LikelihoodBenchmark(LmEvalBenchmark):
         """Grade stored likelihoods by the task's metrics; needs no model."""
         return {i["id"]: self._score(i, texts[i["id"]]) for i in self.answered(texts)}
 
-    def _score(self, item: Item, text: str) -> SampleScore:
+    def _score(self, item: items.Item, text: str) -> SampleScore:
         try:
-            metrics = self._metrics(item, likelihoods_of(text))
+            metrics = self._metrics(item, items.likelihoods_of(text))
         except ValueError:
             return SampleScore(0.0, "no_answer", dict.fromkeys(metric_names(self.task), 0.0))
         value = metrics[self.primary]
         return SampleScore(value, "correct" if value else "wrong", metrics)
 
-    def _metrics(self, item: Item, said: Sequence[Likelihood]) -> dict[str, float]:
+    def _metrics(self, item: items.Item, said: Sequence[Likelihood]) -> dict[str, float]:
         """Return lm-eval's metrics of one item; ValueError without a number for each option."""
         task, results = task_over(self.task, item), [(one.nats, one.greedy) for one in said]
         options = len(task.doc_to_choice(dict(item)))
@@ -372,13 +361,13 @@ class LikelihoodBenchmark(LmEvalBenchmark):
         """Return the right choice, the most likely one, and the likelihoods of all."""
         return {i["id"]: self._answer(i, texts[i["id"]]) for i in self.answered(texts)}
 
-    def _answer(self, item: Item, text: str) -> GradedAnswer:
+    def _answer(self, item: items.Item, text: str) -> GradedAnswer:
         task, doc = task_over(self.task, item), dict(item)
         choices: list[str] = list(task.doc_to_choice(doc))
         gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
         right = gold if isinstance(gold, int) else choices.index(gold)
         try:
-            said = likelihoods_of(text)
+            said = items.likelihoods_of(text)
             metrics = self._metrics(item, said)
         except ValueError:
             return GradedAnswer(choices[right], "")

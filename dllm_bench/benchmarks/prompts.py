@@ -17,16 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dllm_bench.benchmarks import items
 from dllm_bench.benchmarks.embedded import OPEN_TEXT, TEST, FrozenTask, GeneratedTask
-from dllm_bench.benchmarks.items import (
-    Item,
-    ItemsBenchmark,
-    choose_items,
-    data_file,
-    naming_file,
-    read_jsonl,
-    repeat_items,
-)
+from dllm_bench.benchmarks.items import Item, ItemsBenchmark
 from dllm_bench.core.benchmark import SampleScore, Turns
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
@@ -79,7 +72,7 @@ class PromptsBenchmark(ItemsBenchmark):
                 f"Benchmark {self.name!r} reads {FOLDER}/{self.dataset}.jsonl and has no data "
                 "directory; name the one that holds it with paths.data=DIR."
             )
-        return data_file(self.data_dir, f"{FOLDER}/{self.dataset}.jsonl", self.name)
+        return items.data_file(self.data_dir, f"{FOLDER}/{self.dataset}.jsonl", self.name)
 
     def all_items(self) -> Sequence[Item]:
         """Return all prompts; an `id` ends in the line of the prompt."""
@@ -87,10 +80,10 @@ class PromptsBenchmark(ItemsBenchmark):
         if self.item_set:
             return self.item_set.items(self.split)
         file = self._file()
-        with naming_file(file):
+        with items.naming_file(file):
             return [
                 {"id": f"prompts/{self.dataset}/{i}", "prompt": row["turns"][0]}
-                for i, row in enumerate(read_jsonl(file))
+                for i, row in enumerate(items.read_jsonl(file))
             ]
 
     @cached_property
@@ -98,11 +91,11 @@ class PromptsBenchmark(ItemsBenchmark):
         """The chosen prompts; those of DeepSpec's sets in its order."""
         rows = list(self.all_items())
         if self.item_set:
-            return choose_items(rows, self.limit, self.repeats)
+            return items.choose_items(rows, self.limit, self.repeats)
         cap = SETS[self.dataset]["cap"]
         if len(rows) > cap:
             random.Random(ORDER_SEED).shuffle(rows)
-        return repeat_items(rows[:cap][: self.limit], self.repeats)
+        return items.repeat_items(rows[:cap][: self.limit], self.repeats)
 
     def prompt(self, item: Item) -> str | Turns:
         text = str(item["prompt"])

@@ -31,18 +31,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import console as clean_console
 from dllm_bench.core.output import show_error, show_painted
 from dllm_bench.runs import progress
+from dllm_bench.site import texts
 from dllm_bench.site.decoding_order import DecodingOrder, colours_of_forward, decoding_order
-from dllm_bench.site.texts import (
-    TextSource,
-    align,
-    commit,
-    number,
-    printable,
-    printable_lines,
-    requests_of,
-    snippet,
-    token_decoder,
-)
 from dllm_bench.store.groups import Hardware
 from dllm_bench.store.inputs import decoder_of, resolve_model
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord, SampleRecord
@@ -79,12 +69,12 @@ def show_run(arguments: Namespace) -> int:
     samples = read_samples(entry.path)
     order = record.columns["id"] if record else list(samples)
     sample = named_sample(samples, order, arguments.sample, arguments.run)
-    texts = TextSource(compose)
-    decode = str if sample.served else texts.decode(entry.spec)
+    source = texts.TextSource(compose)
+    decode = str if sample.served else source.decode(entry.spec)
     decoding = decoding_order(sample, decode, entry.spec.decoder)
     if arguments.json:
         return print_lines([decoding.to_json()])
-    print_lines(grading_lines(entry, sample, texts))
+    print_lines(grading_lines(entry, sample, source))
     if sample.served:  # a server does not report its decoding order
         return print_lines(["", sample.text])
     console = terminal()
@@ -92,14 +82,14 @@ def show_run(arguments: Namespace) -> int:
     return 0
 
 
-def grading_lines(entry: RunEntry, sample: SampleRecord, texts: TextSource) -> Iterator[str]:
+def grading_lines(entry: RunEntry, sample: SampleRecord, source: texts.TextSource) -> Iterator[str]:
     """Yield prompt, right answer, what was read of the text, and verdict of a sample."""
     one, record = {sample.id: sample}, read_record(entry.path)
-    prompt = texts.prompts(entry.spec, one).get(sample.id)
+    prompt = source.prompts(entry.spec, one).get(sample.id)
     unknown = "not known: benchmark or tokenizer is missing on this machine, or has changed"
     yield from ("prompt:", *(prompt or unknown).split("\n"), "")
     grade = record.grades.get(sample.id) if record else None
-    if answer := texts.answers(entry.spec, one).get(sample.id):
+    if answer := source.answers(entry.spec, one).get(sample.id):
         yield from named_text("right answer", answer.gold)
         yield from named_text("read from the text", answer.extracted)
         yield from every_grading(answer, grade.metrics if grade else {})
@@ -115,12 +105,12 @@ def every_grading(answer: GradedAnswer, stored: Mapping[str, float]) -> Iterator
     stored: values in the run's record. Programs are only executed for graders in it.
     """
     rows = [
-        (f"  {name}", f"{value:g}", snippet(text))
+        (f"  {name}", f"{value:g}", texts.snippet(text))
         for name, value in {**answer.metrics, **stored}.items()
         if (text := answer.readings.get(name.rpartition(",")[2])) is not None
     ]
     if len(rows) > 1:
-        yield from ("all gradings:", *align(rows))
+        yield from ("all gradings:", *texts.align(rows))
 
 
 def named_text(name: str, text: str) -> Iterator[str]:
@@ -138,10 +128,10 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
         load = f"{one.get('load')} on {one.get('cores')} cores"
         remark = ", which disturbs timings" if is_loaded(one) else ""
         yield f"load when session {session} began: {load}{remark}"
-    yield f"commit: {commit(environment)}"
+    yield f"commit: {texts.commit(environment)}"
     yield f"run: {record.identity_hash}"
     yield "settings:"
-    yield from align([("", *setting) for setting in flat_settings(record.spec).items()])
+    yield from texts.align([("", *setting) for setting in flat_settings(record.spec).items()])
 
 
 def unfinished_lines(entry: RunEntry) -> Iterator[str]:
@@ -181,14 +171,14 @@ def show_prompt(arguments: Namespace) -> int:
     config = compose([f"benchmark={arguments.benchmark}", *arguments.settings])
     model, hardware = resolve_model(config.model, Hardware({})), Hardware({})
     spec = RunSpec(model, {}, config.benchmark, hardware, limit=max(0, place + 1) or None)
-    requests = requests_of(spec)
+    requests = texts.requests_of(spec)
     if not 0 <= place < len(requests):
         raise DllmBenchError(
             f"--sample {place} was asked of benchmark {arguments.benchmark!r}, which has "
             f"{len(requests)} items; count from 0."
         )
     request = requests[place]
-    print_lines(token_decoder(spec.model)(request.prompt_ids).split("\n"))
+    print_lines(texts.token_decoder(spec.model)(request.prompt_ids).split("\n"))
     size = f"{len(request.prompt_ids)} tokens, {request.max_new_tokens} new ones"
     return print_lines(["", f"{request.id}: {size}, stops at {list(request.stop)}"])
 
@@ -221,7 +211,7 @@ def show_generated(arguments: Namespace) -> int:
             (completion,) = generate(arguments.model, [prompt], chosen, **options, on_commit=show)
         console.print(DecodingOrderPainter(completion.order, console).text())
     metrics = completion.metrics()
-    listed = (f"{name} {number(metrics.get(name))}" for name in SHOWN_METRICS)
+    listed = (f"{name} {texts.number(metrics.get(name))}" for name in SHOWN_METRICS)
     size = f"{len(completion.tokens)} tokens, {len(completion.trace)} forwards"
     show_error(", ".join([size, *listed]))
     return 0
@@ -229,7 +219,7 @@ def show_generated(arguments: Namespace) -> int:
 
 def show_canvas(live: Live, committed: Committed) -> None:
     """Draw the text so far, masked positions dimmed."""
-    drawn = Text(f"{printable_lines(committed.text)}\nforward {committed.forward}")
+    drawn = Text(f"{texts.printable_lines(committed.text)}\nforward {committed.forward}")
     drawn.highlight_regex(f"{MASK}+", DIM)
     live.update(drawn, refresh=True)
 
@@ -271,7 +261,9 @@ class DecodingOrderPainter:
         order = self.order
         ends = ", ".join(f"{reason} at {at}" for reason, at in order.ends.items())
         size = f"{len(order.tokens)} positions in {len(order.steps)} forwards"
-        return Text(f"sample {printable(order.id)}: {size}" + (f", ends: {ends}" if ends else ""))
+        return Text(
+            f"sample {texts.printable(order.id)}: {size}" + (f", ends: {ends}" if ends else "")
+        )
 
     def text(self) -> Text:
         """Return the final canvas, readable, with the end of the text marked and its lines
@@ -301,7 +293,7 @@ class DecodingOrderPainter:
             return Text(MASK * count, DIM)
         fresh = "bold underline" if token.born == until else ""
         style = Style.parse(DIM) if outside else self.styles[token.born] + Style.parse(fresh)
-        drawn = Text(printable(token.text) + times(count), style)
+        drawn = Text(texts.printable(token.text) + times(count), style)
         if not self.colours:
             drawn.append(str(token.born).translate(SUBSCRIPT))
         return drawn
@@ -346,7 +338,7 @@ class DecodingOrderPainter:
             where = f"{first}" if count == 1 else f"{first}–{first + count - 1}"
             drawn.append(f"{where}:", DIM)
             style = self.styles[index] if first < self.order.end else Style.parse(DIM)
-            drawn.append(printable(token.text).replace(" ", SPACE) + times(count), style)
+            drawn.append(texts.printable(token.text).replace(" ", SPACE) + times(count), style)
             drawn.append(FORCED + " " if all_forced else " ")
         if step.forced and not all_forced:
             drawn.append(f"({step.forced}{FORCED})")

@@ -33,7 +33,6 @@ INCHES, FRONT = (7.2, 4.4), "#b8860b"
 FRONT_LABEL = "front: no run is better in both"
 ORACLE = "select.oracle"  # registered name of the piece that knows the text
 KnownRun = tuple[RunRecord, float, MeanScore]  # a run, its speed, its score
-UNKNOWN = style.Look("#5c5c5c", "o")  # of decoders whose family has no look
 SIDES = (1, 0.6), (1, -0.6), (-1, 0.6), (-1, -0.6), (0, 1), (0, -1)
 PLACES = [(reach * x, reach * y) for reach in (6, 12, 20, 30, 42) for x, y in SIDES]
 """Offsets of a name from its point, in points right and up."""
@@ -142,7 +141,7 @@ def looks(decoders: Iterable[str]) -> dict[str, style.Look]:
     for name in dict.fromkeys(decoders):
         own = f"{name.partition('+')[0]}_"
         families = [key for key in style.known_looks() if key and own.startswith(f"{key}_")]
-        look = style.look(max(families, key=len)) if families else UNKNOWN
+        look = style.look(max(families, key=len, default=name))
         free = (m for m in (look.marker, *style.MARKERS) if (look.colour, m) not in used)
         found[name] = replace(look, marker=next(free, look.marker))
         used.add((look.colour, found[name].marker))

@@ -15,14 +15,7 @@ from dllm_bench.core.declared import Amount, Fraction, Positive, PositiveAmount,
 from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Needs, holding, needing
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
-from dllm_bench.decoding.numerics import (
-    add_gumbel,
-    draw,
-    generator,
-    keep_top_k,
-    keep_top_p,
-    rounded,
-)
+from dllm_bench.decoding import numerics
 from dllm_bench.methods import common
 from dllm_bench.methods.common import COUNTS_STEPS, Confidence, Ranked, Ties
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
@@ -75,16 +68,16 @@ class Sampled(DrawnScore):
         logits_KWV = self._cut(logits_KWV)
         if self.temperature == 0:
             return self.inner(logits_KWV, state, window)
-        ids_KW = draw(logits_KWV, 1.0, generator(state), window)
+        ids_KW = numerics.draw(logits_KWV, 1.0, numerics.generator(state), window)
         return self.inner.of(logits_KWV, ids_KW, state)
 
     def _cut(self, logits_KWV: Tensor) -> Tensor:
         """Return logits divided by the temperature, -inf at tokens that cannot be drawn."""
         if self.temperature > 0:
-            logits_KWV = rounded(logits_KWV, self.inner.precision) / self.temperature
-        logits_KWV = keep_top_p(logits_KWV, self.top_p, self.released_ties)
+            logits_KWV = numerics.rounded(logits_KWV, self.inner.precision) / self.temperature
+        logits_KWV = numerics.keep_top_p(logits_KWV, self.top_p, self.released_ties)
         if self.top_k is not None:
-            logits_KWV = keep_top_k(logits_KWV, self.top_k)
+            logits_KWV = numerics.keep_top_k(logits_KWV, self.top_k)
         return logits_KWV
 
 
@@ -106,8 +99,8 @@ class Gumbel(DrawnScore):
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         if self.temperature == 0:
             return self.inner(logits_KWV, state, window)
-        noisy_KWV = rounded(logits_KWV, self.precision)
-        ids_KW = draw(noisy_KWV, self.temperature, generator(state), window)
+        noisy_KWV = numerics.rounded(logits_KWV, self.precision)
+        ids_KW = numerics.draw(noisy_KWV, self.temperature, numerics.generator(state), window)
         return self.inner.of(logits_KWV, ids_KW, state)
 
 
@@ -156,8 +149,8 @@ class Epsilon(Select):
         step, _ = common.step_in_block(state, window)
         masks_K = window.eligible_KW.sum(1)
         if self.alg_temp is not None:
-            numbers = generator(state, "positions")
-            drawn_KW = add_gumbel(scores.confidence_KW, self.alg_temp, numbers, window)
+            numbers = numerics.generator(state, "positions")
+            drawn_KW = numerics.add_gumbel(scores.confidence_KW, self.alg_temp, numbers, window)
             scores = replace(scores, confidence_KW=drawn_KW)
         count_K = (masks_K * self._share(step, window, state)).long()
         return common.most_confident_by(self.ties, scores, window, count_K, state.length)

@@ -17,19 +17,8 @@ from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
+from dllm_bench.methods import revising
 from dllm_bench.methods.common import COUNTS_STEPS, WithInner, largest, most_confident, same_block
-from dllm_bench.methods.revising import (
-    REVISES_BLOCK,
-    REVISES_CANVAS,
-    STANDING,
-    Budgeted,
-    ReadsStanding,
-    Revision,
-    block_at_entry,
-    full_rounds,
-    hold_only_branch,
-    moves,
-)
 from dllm_bench.registry import register
 
 # --- ReMDM ----------------------------------------------------------------------------------------
@@ -39,7 +28,7 @@ COMMIT_CONFIDENCE = MemoKey[Tensor]("remdm.confidence")  # (K, L) probability at
 
 @register("revise.remdm")
 @dataclass(frozen=True, kw_only=True)
-class ReMDM(Budgeted):
+class ReMDM(revising.Budgeted):
     """ReMDM on LLaDA (arXiv 2503.00307, guanghanwang/ReMDM-LLaDA): re-masks the least confident.
 
     A block takes 2 S forwards. The phase begins when 7/8 of the block are committed, at one token
@@ -52,10 +41,10 @@ class ReMDM(Budgeted):
     number: Positive = 1  # positions masked again at a time
     steps: Positive | None = None  # S; None: as many as the block has positions
     start: PositiveProportion = 0.875  # share of the block that is committed before the phase
-    needs = REVISES_BLOCK | {ONE_BRANCH}
+    needs = revising.REVISES_BLOCK | {ONE_BRANCH}
 
-    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        before, _, size = block_at_entry(window, state)
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> revising.Revision:
+        before, _, size = revising.block_at_entry(window, state)
         step, steps, first = before + 1, self.steps or size, int(size * self.start)
         known_KL = state.recall(COMMIT_CONFIDENCE, scores.probability_KW.dtype)
         fresh_KW = window.of(state.born_KL) == state.forwards
@@ -63,13 +52,13 @@ class ReMDM(Budgeted):
         state.memo[COMMIT_CONFIDENCE] = window.put(known_KL, confidence_KW)
         number = self.number if first <= step < min(first + steps, 2 * steps) else 0
         committed_KW = window.of(state.committed_KL)
-        hold_only_branch(HELD if step < 2 * steps else LEFT, state)
-        return Revision(largest(-confidence_KW, committed_KW, number))
+        revising.hold_only_branch(HELD if step < 2 * steps else LEFT, state)
+        return revising.Revision(largest(-confidence_KW, committed_KW, number))
 
 
 @register("revise.remdm_loop")
 @dataclass(frozen=True, kw_only=True)
-class ReMDMLoop(ReadsStanding):
+class ReMDMLoop(revising.ReadsStanding):
     """ReMDM's loop (arXiv 2503.00307, as in NEUIR/PC-Sampler): decode, re-mask and refill, decode.
 
     First, a share `start` of the block is decoded by the selector. Then, `loops` times, one forward
@@ -82,17 +71,19 @@ class ReMDMLoop(ReadsStanding):
     loops: Count = 32  # number of repetitions
     start: PositiveProportion = 0.875  # share of the block that is decoded before the loop
     precision: Precision = "model"  # precision of the committed token's probability
-    needs = REVISES_BLOCK | {ONE_BRANCH}
+    needs = revising.REVISES_BLOCK | {ONE_BRANCH}
 
-    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        step, masks, _ = block_at_entry(window, state)
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> revising.Revision:
+        step, masks, _ = revising.block_at_entry(window, state)
         turn = step - int(masks * self.start) // self.number
-        hold_only_branch(HELD if turn + 1 < 2 * self.loops else 0, state)
+        revising.hold_only_branch(HELD if turn + 1 < 2 * self.loops else 0, state)
         if not 0 <= turn < 2 * self.loops or turn % 2:
-            return Revision(torch.zeros_like(window.eligible_KW))
+            return revising.Revision(torch.zeros_like(window.eligible_KW))
         fresh_KW = window.of(state.born_KL) == state.forwards
-        least_KW = largest(-state.memo[STANDING], self.revisable(window, state), self.number)
-        return Revision(least_KW | fresh_KW)
+        least_KW = largest(
+            -state.memo[revising.STANDING], self.revisable(window, state), self.number
+        )
+        return revising.Revision(least_KW | fresh_KW)
 
 
 # --- RemeDi ---------------------------------------------------------------------------------------
@@ -100,7 +91,7 @@ class ReMDMLoop(ReadsStanding):
 
 @register("revise.keep_best")
 @dataclass(frozen=True, kw_only=True)
-class KeepBest(Budgeted):
+class KeepBest(revising.Budgeted):
     """RemeDi's loop (arXiv 2509.23653, maple-research-lab/RemeDi): mask all but the best K again.
 
     Keeps a growing number of positions: in each step those with the largest logits. Step i of a
@@ -113,22 +104,24 @@ class KeepBest(Budgeted):
     """
 
     steps: Positive | None = None  # forwards per block; None: as many as the block has positions
-    needs = REVISES_BLOCK | {ONE_BRANCH}
+    needs = revising.REVISES_BLOCK | {ONE_BRANCH}
 
     def on_scores(self, round: Round) -> None:
         window, state = round.window, round.state
         ids_KW = torch.where(window.eligible_KW, round.scores.ids_KW, window.of(state.tokens_KL))
         standing_KW1 = round.rows_KRV[:, : window.width].gather(-1, ids_KW[..., None])
-        state.memo[STANDING] = standing_KW1[..., 0].float()
+        state.memo[revising.STANDING] = standing_KW1[..., 0].float()
 
-    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        before, masks, size = block_at_entry(window, state)
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> revising.Revision:
+        before, masks, size = revising.block_at_entry(window, state)
         step, steps = before + 1, self.steps or size
         each, rest = divmod(masks, steps)
         keep = step * each + max(step + rest - steps, 0)
         committed_KW = window.of(state.committed_KL)
-        hold_only_branch(HELD if step < steps else 0, state)
-        return Revision(committed_KW & ~largest(state.memo[STANDING], committed_KW, keep))
+        revising.hold_only_branch(HELD if step < steps else 0, state)
+        return revising.Revision(
+            committed_KW & ~largest(state.memo[revising.STANDING], committed_KW, keep)
+        )
 
 
 # --- Saber ----------------------------------------------------------------------------------------
@@ -175,7 +168,7 @@ EIGHTH = 8  # one position is masked again for every 8 that are committed
 
 @register("revise.drop")
 @dataclass(frozen=True, kw_only=True)
-class ConfidenceDrop(Budgeted):
+class ConfidenceDrop(revising.Budgeted):
     """Saber's backtracking (arXiv 2510.18165, zhaoyMa/Saber): re-masks where confidence fell most.
 
     Let a be the number of positions that a forward committed, m = max(a, n) and r = min(max(n // 2,
@@ -188,9 +181,9 @@ class ConfidenceDrop(Budgeted):
 
     number: Positive = 2  # n, the minimum that the selector commits
     gives = frozenset({Condition.FROM_FIRST_BLOCK})
-    needs = REVISES_CANVAS | {ONE_BRANCH}
+    needs = revising.REVISES_CANVAS | {ONE_BRANCH}
 
-    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> revising.Revision:
         born_KW, now_KW = window.of(state.born_KL), scores.probability_KW
         fell_KW = window.of(self._last(scores, window, state)) - now_KW
         accepted_K = (born_KW == state.forwards).sum(1)
@@ -199,7 +192,7 @@ class ConfidenceDrop(Budgeted):
         gained_K = (accepted_K - 1).clamp(min=0)  # another selector may commit fewer than n
         count_K = torch.minimum(count_K, gained_K) * window.of(state.masked_KL).any(1)
         comparable_KW = window.of(state.committed_KL) & (fell_KW > -torch.inf)
-        return Revision(largest(fell_KW, comparable_KW, count_K))
+        return revising.Revision(largest(fell_KW, comparable_KW, count_K))
 
     def _last(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         """Return the confidence of the last forward, (K, L); remember that of this one.
@@ -222,7 +215,7 @@ FORGOTTEN = MemoKey[Tensor]("remask.forgotten")  # (K, L) changes that no longer
 
 @register("revise.remask")
 @dataclass(frozen=True, kw_only=True)
-class Remask(ReadsStanding):
+class Remask(revising.ReadsStanding):
     """Token-to-mask re-masking (arXiv 2604.18738, 2605.26436; synsis/remasked_DLM): LLaDA2.1 with
     masks instead of edits.
 
@@ -244,18 +237,18 @@ class Remask(ReadsStanding):
     forgets: bool = False  # as released: `per_position` counts start again after a forward that
     # found no committed position in the block
 
-    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        masked, rounds = full_rounds(window, state)
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> revising.Revision:
+        masked, rounds = revising.full_rounds(window, state)
         doubt_KW, wrong_KW = self._judged(scores, window, state)
         most_K = (window.of(state.earlier_KL).sum(1).double() * self.ratio).long().clamp(min=1)
         remask_KW = largest(doubt_KW, wrong_KW & self.revisable(window, state), most_K)
         # if no token can be rejected, no forward over a full block is made
         looks = self.tau > 0 if self.judge == "probability" else self.tau < 1
-        moves_K = moves(remask_KW.any(1), looks and masked, rounds < self.rounds)
+        moves_K = revising.moves(remask_KW.any(1), looks and masked, rounds < self.rounds)
         if not self.edits_end:
             moves_K &= ~((state.tokens_KL == state.special.eos) & state.committed_KL).any(1)
         state.memo[HOLD] = moves_K * HELD
-        return Revision(remask_KW)
+        return revising.Revision(remask_KW)
 
     def _unspent(self, window: Window, state: DecodeState) -> Tensor:
         if not self.forgets or self.per_position is None:
@@ -271,7 +264,7 @@ class Remask(ReadsStanding):
     def _judged(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Return (badness, higher is worse; whether the token is to be masked again), each (K,
         W)."""
-        standing_KW = state.memo[STANDING]
+        standing_KW = state.memo[revising.STANDING]
         if self.judge == "candidate":
             other_KW = scores.ids_KW != window.of(state.tokens_KL)
             return scores.probability_KW, other_KW & (scores.probability_KW > self.tau)
@@ -286,7 +279,7 @@ class Remask(ReadsStanding):
 
         As released, a block's first forward, which has nothing to judge, is not remembered (0).
         """
-        standing_KW = state.memo[STANDING]
+        standing_KW = state.memo[revising.STANDING]
         last_KL = state.recall(TOKEN_PROBABILITY, standing_KW.dtype)
         judges_K1 = window.of(state.earlier_KL).any(1, keepdim=True)
         fresh_KW = window.of(state.born_KL) == state.forwards
@@ -331,7 +324,7 @@ ACCEPTED_COUNT = MemoKey[Tensor]("wino.accepted")  # commits of its last forward
 
 @register("revise.wino")
 @dataclass(frozen=True, kw_only=True)
-class Wino(ReadsStanding):
+class Wino(revising.ReadsStanding):
     """WINO (arXiv 2507.18578, Feng-Hong/WINO-DLLM): verifies tokens with leave-one-out rows.
 
     Every forward also feeds the open block a second time, as masks. The second row of a position
@@ -345,7 +338,7 @@ class Wino(ReadsStanding):
     tau: Probability = 0.9  # masked again below this probability; 0: never
     first: Count = 30  # commits assumed before a block's first forward
     precision: Precision = "float64"  # precision of the second row's probability
-    needs = REVISES_CANVAS | needing(
+    needs = revising.REVISES_CANVAS | needing(
         {"cache": Condition.FULL_ATTENTION, "model": Condition.UNSHIFTED}
     )
 
@@ -359,12 +352,12 @@ class Wino(ReadsStanding):
         """Return the logits of the rows that see everything but their own position."""
         return round.added_KEV
 
-    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        support_KW = state.memo[STANDING]
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> revising.Revision:
+        support_KW = state.memo[revising.STANDING]
         accepted_K = (window.of(state.born_KL) == state.forwards).sum(1)
         wrong_KW = self.revisable(window, state) & (support_KW < self.tau)
         most_K = (self._last(accepted_K, window, state) - 1) * (accepted_K > 1)
-        return Revision(largest(-support_KW, wrong_KW, most_K))
+        return revising.Revision(largest(-support_KW, wrong_KW, most_K))
 
     def _last(self, accepted_K: Tensor, window: Window, state: DecodeState) -> Tensor:
         """Return the number of commits of the block's last forward, (K,); remember that of this

@@ -31,17 +31,8 @@ from dllm_bench.paths import PACKAGE
 from dllm_bench.site import compare_page, pages
 from dllm_bench.site.run_page import run_page, sample_page, scripts
 from dllm_bench.site.texts import TextSource
+from dllm_bench.store import files
 from dllm_bench.store.cache import Compose, SettingsCache
-from dllm_bench.store.files import (
-    Plain,
-    csv_rows,
-    is_file,
-    lstat,
-    matching,
-    remove_file,
-    stored_bytes,
-    write_atomic,
-)
 from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import differing_settings
@@ -128,7 +119,7 @@ class SiteBuilder:
         self._draw({plot.address: plot for group in groups for plot in group.plots})
         figures = list(self._build_figures(run_pages, left_out))
         titles = {name: load_table(name).title for name in names_of("table")}
-        listed: Plain = {
+        listed: files.Plain = {
             "tables": tables,
             "without_runs": [pair for pair in titles.items() if pair[0] not in built_tables],
             "figures": figures,
@@ -149,7 +140,10 @@ class SiteBuilder:
         yield f"written: {self.out / pages.FIRST_PAGE}"
 
     def _first_page(
-        self, listed: Plain, comparisons: Sequence[compare_page.ComparedRuns], run_pages: Set[str]
+        self,
+        listed: files.Plain,
+        comparisons: Sequence[compare_page.ComparedRuns],
+        run_pages: Set[str],
     ) -> str:
         """Return the first page: tables with a bar of their cells' states, figures, comparisons,
         runs.
@@ -189,8 +183,8 @@ class SiteBuilder:
         path, stamp = self.out / STAMP, {"dllm_bench_report": code_version()}
         previous = None
         with suppress(OSError, ValueError):
-            previous = json.loads(stored_bytes(path) or b"")
-        if not isinstance(previous, dict) and matching(self.out, "*"):
+            previous = json.loads(files.stored_bytes(path) or b"")
+        if not isinstance(previous, dict) and files.matching(self.out, "*"):
             raise DllmBenchError(
                 f"The report was to be written to {self.out}, which holds other files; name an "
                 "empty or new directory with --out."
@@ -218,8 +212,8 @@ class SiteBuilder:
 
     def _is_newer(self, address: str, since: int) -> bool:
         """Return whether a file of the site is there and was written since (ns)."""
-        made = lstat(self.out / address)
-        return made is not None and is_file(self.out / address) and made.st_mtime_ns >= since
+        made = files.lstat(self.out / address)
+        return made is not None and files.is_file(self.out / address) and made.st_mtime_ns >= since
 
     def _build_run(
         self, entry: RunEntry, record: RunRecord, samples: Mapping[str, SampleRecord]
@@ -233,8 +227,8 @@ class SiteBuilder:
                 self._write(f"{folder}/samples-{number}.js", text)
             self._write(f"{folder}/sample.html", sample_page(record))
         else:  # a page of an earlier report would be empty now
-            for stale in matching(self.out / folder, "sample*"):
-                remove_file(stale)
+            for stale in files.matching(self.out / folder, "sample*"):
+                files.remove_file(stale)
         texts = {name: sample.text for name, sample in samples.items()}
         self._write(pages.run_address(spec.short), run_page(record, texts))
 
@@ -258,41 +252,43 @@ class SiteBuilder:
 
     def _draw(self, plots: Mapping[str, compare_page.TradeOffPlot]) -> None:
         """Draw the plots that are not there, and remove those of runs as they were before."""
-        for stale in matching(self.out / compare_page.COMPARISONS, "*.svg"):
+        for stale in files.matching(self.out / compare_page.COMPARISONS, "*.svg"):
             if stale.relative_to(self.out).as_posix() not in plots:
-                remove_file(stale)
+                files.remove_file(stale)
         for address, plot in plots.items():
             if not self._is_newer(address, self.since):
                 self._write(address, plot.svg())
 
-    def _build_figures(self, run_pages: Set[str], left_out: list[str]) -> Iterator[Plain]:
+    def _build_figures(self, run_pages: Set[str], left_out: list[str]) -> Iterator[files.Plain]:
         """Write a page for each drawn figure, and its files; yield its paper, address and title. If
         a drawing cannot be shown, a message is added to `left_out` instead.
         """
         results = self.store.root.parent
-        for drawn in sorted(matching(results / "figures" / self.profile, "*/*.svg"), key=in_order):
+        for drawn in sorted(
+            files.matching(results / "figures" / self.profile, "*/*.svg"), key=in_order
+        ):
             name = f"{drawn.parent.name}/{drawn.stem}"
             title = load_figure(name).table.title if name in names_of("figure") else name
             stem = drawn.relative_to(results).with_suffix("").as_posix()
             paths = {form: drawn.with_suffix(f".{form}") for form in FIGURE_FORMS}
             try:
-                files = {
-                    form: pages.harmless(form, stored_bytes(path) or b"", str(path))
+                forms = {
+                    form: pages.harmless(form, files.stored_bytes(path) or b"", str(path))
                     for form, path in paths.items()
-                    if is_file(path)
+                    if files.is_file(path)
                 }
-                points = list(csv_rows(paths["csv"]))
+                points = list(files.csv_rows(paths["csv"]))
             except (DllmBenchError, ValueError, csv.Error) as error:
                 left_out.append(f"{name}: {error}")
                 continue
-            page = pages.figure_page(stem, title, points, list(files), run_pages)
+            page = pages.figure_page(stem, title, points, list(forms), run_pages)
             self._write(f"{stem}.html", page)
-            for form, content in files.items():
+            for form, content in forms.items():
                 self._write(f"{stem}.{form}", content)
             yield {"paper": drawn.parent.name, "address": f"{stem}.html", "title": title}
 
     def _write(self, address: str, content: str | bytes) -> None:
-        write_atomic(self.out / address, content, durable=False)
+        files.write_atomic(self.out / address, content, durable=False)
 
 
 def with_progress(items: Sequence[Any], what: str) -> Iterable[Any]:
@@ -311,5 +307,5 @@ def code_version() -> str:
     """Return a hash of the code, definitions, looks and templates that the pages of runs and the
     plots are made by."""
     folders = ("site", "site/templates", "metrics", "tables", "figures")
-    files = (file for folder in folders for file in sorted((PACKAGE / folder).glob("*.*")))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    sources = (file for folder in folders for file in sorted((PACKAGE / folder).glob("*.*")))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()

@@ -177,9 +177,7 @@ def number(value: float | None, digits: int = 2) -> str:
 def significant(value: float | None) -> str:
     """Return a number with four significant digits, or all digits before the point if they are
     more; empty if there is none."""
-    if value is None:
-        return ""
-    return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
+    return "" if value is None else f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
 
 
 def percent(score: MeanScore | None) -> str:

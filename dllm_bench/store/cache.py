@@ -32,9 +32,9 @@ from dllm_bench.core.output import strike_out
 from dllm_bench.paths import PACKAGE, cache_file, conf_dirs, options, plugin_folders, read_yaml
 from dllm_bench.store import inputs
 from dllm_bench.store.files import lstat, stored_bytes, write_atomic
-from dllm_bench.store.groups import KINDS, Plain, RunConfig
+from dllm_bench.store.groups import KINDS, Plain, Role, RunConfig
 from dllm_bench.store.provenance import installed_version, packages
-from dllm_bench.store.spec import Role, digest, split
+from dllm_bench.store.spec import digest, split
 
 Fingerprint = list[Any]
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]

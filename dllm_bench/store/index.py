@@ -32,10 +32,10 @@ from dllm_bench.registry import TARGET
 from dllm_bench.store.archive import RECORD, archive_of, archived, is_run_folder, unpacked
 from dllm_bench.store.cache import DerivedCache, Fingerprint, fingerprint
 from dllm_bench.store.files import matching, open_file, write_atomic
-from dllm_bench.store.groups import setting_in
+from dllm_bench.store.groups import Role, setting_in
 from dllm_bench.store.inputs import decoder_of
 from dllm_bench.store.record import SHOWN_METRICS, RunRecord
-from dllm_bench.store.spec import Role, RunSpec, digest, flat_settings, split
+from dllm_bench.store.spec import RunSpec, digest, flat_settings, split
 from dllm_bench.store.store import RunEntry, RunState, Store, read_entry, read_record
 
 KIND, MADE_BY = "runs", (__version__, "2")  # the number is raised when the fields change

@@ -31,8 +31,8 @@ from dllm_bench.core.trace import GIVEN, Token, Trace
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.drafts import speculative_columns
 from dllm_bench.metrics.sample_stats import UNREPORTED, SampleStats, SessionIndex, from_columns
-from dllm_bench.store.files import checked_line, parse, read_checked
-from dllm_bench.store.spec import SHOWN, Plain, RunSpec
+from dllm_bench.store.files import Plain, checked_line, parse, read_checked
+from dllm_bench.store.spec import SHOWN, RunSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -24,25 +24,15 @@ from dllm_bench import DECODING_VERSION
 from dllm_bench.core.declared import Count, made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import TARGET
+from dllm_bench.store import groups
 from dllm_bench.store.files import check_plain
-from dllm_bench.store.groups import (
-    GROUPS,
-    KINDS,
-    BenchmarkGroup,
-    Hardware,
-    Items,
-    ModelGroup,
-    Plain,
-    Role,
-    RunConfig,
-    Seed,
-    role_of,
-    setting_in,
-)
 from dllm_bench.store.inputs import resolve as resolve_here
 
 NAME_CHARS = 200  # no stored run has a longer name: it could not be a folder's
-TYPED = {**{name: KINDS[name] for name in GROUPS if name in KINDS}, "runtime": RunConfig}
+TYPED = {
+    **{name: groups.KINDS[name] for name in groups.GROUPS if name in groups.KINDS},
+    "runtime": groups.RunConfig,
+}
 SHOWN = 10  # hexadecimal digits of the identity hash in folder names
 
 
@@ -56,14 +46,14 @@ def leaves(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield dotted, value
 
 
-def split(config: Mapping[str, Any]) -> dict[Role, Plain]:
+def split(config: Mapping[str, Any]) -> dict[groups.Role, groups.Plain]:
     """Return the configuration's entries by role, nested as before."""
-    sides: dict[Role, Plain] = {role: {} for role in Role}
+    sides: dict[groups.Role, groups.Plain] = {role: {} for role in groups.Role}
     for key, value in leaves(config):
         if isinstance(value, Mapping) and not value:
             continue  # an empty group sets nothing
         *parents, name = key.split(".")
-        node = sides[role_of(key)]
+        node = sides[groups.role_of(key)]
         for parent in parents:
             node = node.setdefault(parent, {})
         node[name] = value
@@ -94,21 +84,21 @@ def digest(plain: Any) -> str:
 class RunSpec:
     """One run, as plain nested data."""
 
-    model: ModelGroup
-    decoder: Plain  # its pieces, with every default written out
-    benchmark: BenchmarkGroup
-    hardware: Hardware
-    seed: Seed = 0  # for the random numbers of every request
+    model: groups.ModelGroup
+    decoder: groups.Plain  # its pieces, with every default written out
+    benchmark: groups.BenchmarkGroup
+    hardware: groups.Hardware
+    seed: groups.Seed = 0  # for the random numbers of every request
     limit: Count | None = None  # number of items; None for all; not in the identity
-    batch: Items = 1  # requests in one forward
-    inputs: Plain = field(default_factory=dict)  # sha256 of items, weights and tokenizer
+    batch: groups.Items = 1  # requests in one forward
+    inputs: groups.Plain = field(default_factory=dict)  # sha256 of items, weights and tokenizer
     decoding_version: int = DECODING_VERSION  # raised if equal settings give other tokens
     label: str = ""  # the decoder's label in folder names
-    runtime: RunConfig = field(default_factory=lambda: RunConfig({}), repr=False)
+    runtime: groups.RunConfig = field(default_factory=lambda: groups.RunConfig({}), repr=False)
     """Settings that cannot change the output."""
-    baseline: Plain = field(default_factory=dict)
+    baseline: groups.Plain = field(default_factory=dict)
     """The decoder that decodes every request too; empty without one, then not in the identity."""
-    parent: Plain = field(default_factory=dict)
+    parent: groups.Plain = field(default_factory=dict)
     """The model that reads the texts; empty without one, then not in the identity."""
     measure_kl: bool = False  # whether forwards are compared with uncached ones; in the identity
     # where they are, since no sample has a time then
@@ -120,29 +110,33 @@ class RunSpec:
 
     @classmethod
     def from_config(
-        cls, config: Mapping[str, Any], resolve: Callable[[RunConfig], Plain] = resolve_here
+        cls,
+        config: Mapping[str, Any],
+        resolve: Callable[[groups.RunConfig], groups.Plain] = resolve_here,
     ) -> RunSpec:
         """Return the run of a composed configuration: plain data, or already typed.
 
         resolve: writes out pieces and hardware and adds the hashes of the inputs under "inputs".
         """
         split(config)  # refuses a key without a role
-        missing = [name for name in GROUPS if not config.get(name)]
+        missing = [name for name in groups.GROUPS if not config.get(name)]
         if missing:
             raise DllmBenchError(
                 f"The configuration has no {', '.join(missing)}; choose one, for example "
                 f"{missing[0]}=NAME."
             )
-        resolved = resolve(config if isinstance(config, RunConfig) else RunConfig(config))
+        resolved = resolve(
+            config if isinstance(config, groups.RunConfig) else groups.RunConfig(config)
+        )
         own = {f.name for f in fields(cls)} & resolved.keys() - {"decoder"}
         decoder = dict(resolved["decoder"])
         class_name = str(decoder.get(TARGET, "decoder")).rpartition(".")[2].lower()
         label = decoder.pop("name", None) or class_name
         runtime = {key: config[key] for key in config if key not in own | {"decoder"}}
-        groups = {name: resolved[name] for name in own if resolved[name] is not None}
+        parts = {name: resolved[name] for name in own if resolved[name] is not None}
         try:
-            check_plain({**groups, "decoder": decoder})
-            run = cls(decoder=decoder, label=label, runtime=RunConfig(runtime), **groups)
+            check_plain({**parts, "decoder": decoder})
+            run = cls(decoder=decoder, label=label, runtime=groups.RunConfig(runtime), **parts)
             run.check_names()
         except ValueError as error:
             raise DllmBenchError(
@@ -179,15 +173,15 @@ class RunSpec:
                 f"{NAME_CHARS} characters"
             )
 
-    def identity(self) -> Plain:
+    def identity(self) -> groups.Plain:
         """Return everything that can change the output, in canonical form."""
-        names = (*GROUPS, "baseline", "parent", "seed", "batch")
-        groups = {name: getattr(self, name) for name in names}
-        groups["measure_kl"] = self.measure_kl or None  # None: not in the hash
+        names = (*groups.GROUPS, "baseline", "parent", "seed", "batch")
+        parts = {name: getattr(self, name) for name in names}
+        parts["measure_kl"] = self.measure_kl or None  # None: not in the hash
         whole = {"inputs": self.inputs, "decoding_version": self.decoding_version}
-        return dict(canonical({**split(groups)[Role.IDENTITY], **whole}))
+        return dict(canonical({**split(parts)[groups.Role.IDENTITY], **whole}))
 
-    def to_plain(self) -> Plain:
+    def to_plain(self) -> groups.Plain:
         """Return every field but `runtime`, which belongs to a machine."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "runtime"}
         return dict(json.loads(json.dumps(plain, default=dict)))
@@ -207,7 +201,7 @@ class RunSpec:
         """The run of the baseline alone."""
         decoder = {key: value for key, value in self.baseline.items() if key != "name"}
         return replace(
-            self, decoder=decoder, label=setting_in(self.baseline, "name", ""), baseline={}
+            self, decoder=decoder, label=groups.setting_in(self.baseline, "name", ""), baseline={}
         )
 
     @property
@@ -253,11 +247,11 @@ def differing_settings(specs: Iterable[RunSpec]) -> dict[str, str]:
 def differing(runs: Iterable[tuple[str, Hashable, Settings]]) -> dict[str, str]:
     """Return (hash, name, settings) of runs -> hash: settings that not all runs of its name
     share."""
-    groups: dict[Hashable, dict[str, Settings]] = {}
+    alike: dict[Hashable, dict[str, Settings]] = {}
     for short, name, settings in runs:
-        groups.setdefault(name, {})[short] = settings
+        alike.setdefault(name, {})[short] = settings
     apart = dict[str, str]()
-    for group in groups.values():
+    for group in alike.values():
         rows = setting_rows(list(group.values()))
         for index, short in enumerate(group):
             own = (f"{name} {values[index]}" for name, *values in rows if values[index])

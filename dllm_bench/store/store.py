@@ -31,29 +31,9 @@ from dllm_bench.core.declared import Count, fits, made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import strike_out, strike_out_of
 from dllm_bench.metrics.sample_stats import SessionIndex
+from dllm_bench.store import files
 from dllm_bench.store.archive import RECORD, SAMPLES, archive_of, archived
 from dllm_bench.store.cache import fingerprint
-from dllm_bench.store.files import (
-    Appender,
-    append_bytes,
-    checked,
-    checked_line,
-    explain_write_errors,
-    guard,
-    is_file,
-    is_folder,
-    lstat,
-    make_folder,
-    matching,
-    read_checked,
-    remove_file,
-    remove_folder,
-    remove_temporaries,
-    rename,
-    results_directory,
-    stored_bytes,
-    write_atomic,
-)
 from dllm_bench.store.lock import Lock, owner_of
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import first_items
@@ -101,12 +81,12 @@ class Store:
     root: Path
 
     def __post_init__(self) -> None:
-        guard(Path(self.root).parent)
+        files.guard(Path(self.root).parent)
 
     @classmethod
     def in_results(cls, results: object) -> Self:
         """Return the store of a results directory; DllmBenchError if it cannot be one."""
-        return cls(results_directory(results) / "runs")
+        return cls(files.results_directory(results) / "runs")
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
         """Make the store again in another process, which then guards its folder too."""
@@ -118,7 +98,7 @@ class Store:
         renamed.
         """
         folder = Path(self.root) / spec.folder
-        on_disk = matching(folder.parent, f"*-{spec.short}")
+        on_disk = files.matching(folder.parent, f"*-{spec.short}")
         if len(on_disk) > 1:
             names = " and ".join(one.name for one in on_disk)
             raise DllmBenchError(
@@ -175,7 +155,7 @@ class Store:
         """Return the run folders, sorted by path, including links with such names."""
         root = Path(self.root)
         packed = (root / name for name in archived(root).records)
-        return sorted({*matching(root, "*/*/*"), *packed})
+        return sorted({*files.matching(root, "*/*/*"), *packed})
 
     def find(self, prefix: str) -> RunEntry:
         """Return the one run whose hash begins with `prefix`; only folders named so are read."""
@@ -202,7 +182,9 @@ class Store:
     def wait_for(self, spec: RunSpec, report: Callable[[str], None]) -> None:
         """Wait until no other process writes the run's folder; reports which one does."""
         lock, reported = self.path(spec) / LOCK, ""
-        while is_folder(lock.parent) and self.record(spec) is None and (owner := owner_of(lock)):
+        while (
+            files.is_folder(lock.parent) and self.record(spec) is None and (owner := owner_of(lock))
+        ):
             if owner != reported:
                 report(f"being made by {owner}")
                 reported = owner
@@ -234,7 +216,7 @@ def remove(folders: Sequence[Path]) -> None:
     """Delete run folders; if a run is in progress or in an archive, none is deleted
     (DllmBenchError).
     """
-    packed = [folder for folder in folders if lstat(folder) is None]
+    packed = [folder for folder in folders if files.lstat(folder) is None]
     if packed:
         raise DllmBenchError(
             f"{len(packed)} of {len(folders)} runs to be removed are in a read-only archive, "
@@ -244,8 +226,8 @@ def remove(folders: Sequence[Path]) -> None:
         with Lock(folder / LOCK):
             pass
     for folder in folders:
-        with Lock(folder / LOCK), explain_write_errors(folder):
-            remove_folder(folder)
+        with Lock(folder / LOCK), files.explain_write_errors(folder):
+            files.remove_folder(folder)
 
 
 def hash_in_name(folder: Path) -> str:
@@ -282,7 +264,7 @@ def record_fingerprint(folder: Path) -> list[int]:
 
 def file_of_run(folder: Path, name: str) -> bytes | None:
     """Return the content of a run's file, in its folder or in the archive; None if it has none."""
-    content = stored_bytes(folder / name)
+    content = files.stored_bytes(folder / name)
     return archived_file(folder, name) if content is None else content
 
 
@@ -314,7 +296,7 @@ def read_entry(folder: Path) -> RunEntry | None:
         return None
     lines = StoredLines.of(folder)
     damage = damage or (lines.damage if lines.damaged else "")
-    error = (stored_bytes(folder / ERROR) or b"").decode(errors="replace").strip()
+    error = (files.stored_bytes(folder / ERROR) or b"").decode(errors="replace").strip()
     state = RunState.DAMAGED if damage else _state(folder)
     return RunEntry(folder, state, head.spec, len(lines.samples), head.total, damage or error)
 
@@ -330,13 +312,13 @@ def read_samples(folder: Path) -> dict[str, SampleRecord]:
 def sample_files(folder: Path) -> list[Path]:
     """Return the files with finished samples: one, and one per process while several share the
     run."""
-    shares = matching(folder, SHARED.format("*"))
-    return [path for path in (folder / SAMPLES, *shares) if lstat(path)]
+    shares = files.matching(folder, SHARED.format("*"))
+    return [path for path in (folder / SAMPLES, *shares) if files.lstat(path)]
 
 
 def sample_contents(folder: Path) -> list[tuple[str, bytes]]:
     """Return (name, content) of each file with finished samples; of an archived run, the one."""
-    on_disk = [(path.name, stored_bytes(path) or b"") for path in sample_files(folder)]
+    on_disk = [(path.name, files.stored_bytes(path) or b"") for path in sample_files(folder)]
     packed = None if on_disk else archived_file(folder, SAMPLES)
     return on_disk if packed is None else [(SAMPLES, packed)]
 
@@ -375,18 +357,18 @@ class StoredLines:
         """Return a message about the damage and what to do."""
         first, *more = self.damaged
         again = "give the command that made the run again, which sets it aside and decodes again"
-        if is_file(self.folder / RECORD):
+        if files.is_file(self.folder / RECORD):
             again = f"move {RECORD} away, then {again}"
         others = f" and {len(more)} more" if more else ""
         return f"{self.folder} is damaged ({first}{others}); {again}."
 
 
 def _state(folder: Path) -> RunState:
-    if is_file(folder / RECORD) or archived_file(folder, RECORD) is not None:
+    if files.is_file(folder / RECORD) or archived_file(folder, RECORD) is not None:
         return RunState.SEALED
-    if is_file(folder / ERROR):
+    if files.is_file(folder / ERROR):
         return RunState.FAILED
-    return RunState.PARTIAL if is_file(folder / SPEC) else RunState.ABSENT
+    return RunState.PARTIAL if files.is_file(folder / SPEC) else RunState.ABSENT
 
 
 @dataclass(frozen=True)
@@ -402,13 +384,13 @@ def read_head(folder: Path) -> RunHead | None:
     damaged."""
     path = folder / SPEC
     try:
-        content = stored_bytes(path)
+        content = files.stored_bytes(path)
     except DllmBenchError as error:
         raise DamagedRunError(str(error)) from error
     if content is None:
         return None
     try:
-        head = read_checked(content)
+        head = files.read_checked(content)
         spec, total = RunSpec.from_plain(head["spec"], str(path)), head["total"]
         if not fits(total, Count | None):
             raise ValueError("its number of samples is no count")
@@ -425,10 +407,10 @@ def read_head(folder: Path) -> RunHead | None:
 def read_sessions(folder: Path) -> tuple[dict[int, Session], dict[str, bytes]]:
     """Return (the sessions of a run by index, place and reason -> a line that is no session)."""
     by_index, damaged = dict[int, Session](), dict[str, bytes]()
-    lines = (stored_bytes(folder / SESSIONS) or b"").splitlines()  # the last may lack its end
+    lines = (files.stored_bytes(folder / SESSIONS) or b"").splitlines()  # the last may lack its end
     for number, line in enumerate(lines):
         try:
-            plain = read_checked(line)
+            plain = files.read_checked(line)
             index = plain.pop("index", number)
             if not fits(index, SessionIndex):
                 raise ValueError("an index that no session has")
@@ -501,17 +483,17 @@ class OpenRunFolder:
     samples: dict[str, SampleRecord] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
     zero_s: float | None = None  # clock at the start of a session shared by processes
-    _writer: Appender | None = None
+    _writer: files.Appender | None = None
 
     @classmethod
     def start(cls, folder: Path, spec: RunSpec) -> OpenRunFolder:
         """Make and lock the folder, and read the finished samples."""
-        with explain_write_errors(folder):
-            make_folder(folder)
+        with files.explain_write_errors(folder):
+            files.make_folder(folder)
         lock = Lock(folder / LOCK)
         lock.acquire()
         try:
-            remove_temporaries(folder)
+            files.remove_temporaries(folder)
             run = cls(folder, spec, lock)
             run._load()
         except BaseException:
@@ -528,29 +510,29 @@ class OpenRunFolder:
         self._claim()
         self._gather()
         self._read_sessions()
-        remove_file(self.folder / ERROR)
+        files.remove_file(self.folder / ERROR)
 
     def _gather(self) -> None:
         """Read the finished samples and merge them into one file of whole lines."""
-        files = sample_files(self.folder)
+        parts = sample_files(self.folder)
         lines = StoredLines.of(self.folder, self.spec.short)
         self.samples = lines.samples
         self._set_aside(SAMPLES, lines.damaged, lines.torn)
         kept = b"".join(line + b"\n" for line in lines.good)
-        shares = [path for path in files if path.name != SAMPLES]
-        stored = sum(found.st_size for path in files if (found := lstat(path)))
+        shares = [path for path in parts if path.name != SAMPLES]
+        stored = sum(found.st_size for path in parts if (found := files.lstat(path)))
         if shares or len(kept) != stored:  # also where they are in an archive alone
-            write_atomic(self.folder / SAMPLES, kept)
+            files.write_atomic(self.folder / SAMPLES, kept)
         for path in shares:
-            remove_file(path)
+            files.remove_file(path)
 
     def _set_aside(self, name: str, damaged: Mapping[str, bytes], torn: Sequence[bytes]) -> None:
         """Append the unusable parts of a file to `<name>.damaged`."""
         if not damaged and not torn:
             return
         path = self.folder / (name + ASIDE)
-        with explain_write_errors(path):
-            append_bytes(path, b"".join(line + b"\n" for line in (*damaged.values(), *torn)))
+        with files.explain_write_errors(path):
+            files.append_bytes(path, b"".join(line + b"\n" for line in (*damaged.values(), *torn)))
         places = [*damaged, *["a half-written last line"] * len(torn)]
         self.note(f"set aside in {path.name}: {'; '.join(places)}")
 
@@ -573,7 +555,7 @@ class OpenRunFolder:
             head = read_head(self.folder)
         except DamagedRunError as error:
             self.note(f"set aside as {SPEC + ASIDE}: {error}")
-            rename(self.folder / SPEC, SPEC + ASIDE)
+            files.rename(self.folder / SPEC, SPEC + ASIDE)
             head = None
         if head is not None and head.spec != self.spec:
             raise DllmBenchError(
@@ -594,7 +576,9 @@ class OpenRunFolder:
                 "stored; take it out of them, and name its environment variable (model.key_env)."
             )
         head = {"identity_hash": self.spec.identity_hash, "spec": settings, "total": total}
-        write_atomic(self.folder / SPEC, json.dumps(checked(head), indent=1, sort_keys=True) + "\n")
+        files.write_atomic(
+            self.folder / SPEC, json.dumps(files.checked(head), indent=1, sort_keys=True) + "\n"
+        )
 
     def expect(self, total: int) -> None:
         """Store the run's number of samples."""
@@ -617,14 +601,14 @@ class OpenRunFolder:
         return len(self.sessions) - 1
 
     def _write_sessions(self) -> None:
-        lines = [checked_line({"index": i, **asdict(s)}) for i, s in enumerate(self.sessions)]
-        write_atomic(self.folder / SESSIONS, "".join(line + "\n" for line in lines))
+        lines = [files.checked_line({"index": i, **asdict(s)}) for i, s in enumerate(self.sessions)]
+        files.write_atomic(self.folder / SESSIONS, "".join(line + "\n" for line in lines))
 
     def append(self, sample: SampleRecord) -> None:
         """Add a finished sample."""
         self._check_lock()
         if self._writer is None:
-            self._writer = Appender(self.samples_file)
+            self._writer = files.Appender(self.samples_file)
         self._writer.append(sample.to_line(self.spec.short))
         self.samples[sample.id] = sample
 
@@ -635,7 +619,7 @@ class OpenRunFolder:
         self._check_lock()
         self._close_writer()
         self._check_stored()
-        write_atomic(self.folder / RECORD, record.to_json())
+        files.write_atomic(self.folder / RECORD, record.to_json())
         self.record = record
 
     def _check_stored(self) -> None:
@@ -656,7 +640,7 @@ class OpenRunFolder:
 
     def _check_lock(self) -> None:
         """Raise if the folder is gone, or if another process may be writing it."""
-        if not is_folder(self.folder):
+        if not files.is_folder(self.folder):
             raise DllmBenchError(
                 f"{self.folder} was deleted while the run was writing it; give the same command "
                 "again, which decodes its samples again."
@@ -674,13 +658,13 @@ class OpenRunFolder:
         if self.lock.lost:
             return
         with suppress(DllmBenchError):  # a full disk may be the reason
-            write_atomic(self.folder / ERROR, message + "\n", durable=False)
+            files.write_atomic(self.folder / ERROR, message + "\n", durable=False)
 
     def note(self, message: str) -> None:
         """Append one line to log.txt."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         with suppress(OSError, DllmBenchError):
-            append_bytes(self.folder / LOG, f"{stamp} {strike_out(message)}\n".encode())
+            files.append_bytes(self.folder / LOG, f"{stamp} {strike_out(message)}\n".encode())
 
     def _close_writer(self) -> None:
         if self._writer is not None:

@@ -13,15 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.embedded import (
-    MISSPELLED,
-    OPEN_TEXT,
-    SENTENCES,
-    SPELLING,
-    GeneratedTask,
-    read_lines,
-    texts_file,
-)
+from dllm_bench.benchmarks import embedded
 from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.text import library_errors_named
@@ -29,11 +21,11 @@ from dllm_bench.models.text import library_errors_named
 Pair = tuple[str, str]
 """A prompt and its gold answer, without an end token."""
 
-DRAWN: Mapping[str, GeneratedTask] = {
-    "sentences": SENTENCES,
-    "sentences_spelling": SPELLING,
-    "sentences_misspelled": MISSPELLED,
-    "open_text": OPEN_TEXT,
+DRAWN: Mapping[str, embedded.GeneratedTask] = {
+    "sentences": embedded.SENTENCES,
+    "sentences_spelling": embedded.SPELLING,
+    "sentences_misspelled": embedded.MISSPELLED,
+    "open_text": embedded.OPEN_TEXT,
 }
 """Task -> its problems, of which any number can be drawn. The train splits of other tasks are in
 files, all of their forms included.
@@ -46,7 +38,7 @@ def task_pairs(task: str, count: int, seed: int) -> list[Pair]:
     """
     if task in DRAWN:
         return [(p.prompt, p.continuation) for p in DRAWN[task].problems("train", count, seed)]
-    pairs = [(prompt, answer) for prompt, answer in read_lines(texts_file(task))]
+    pairs = [(prompt, answer) for prompt, answer in embedded.read_lines(embedded.texts_file(task))]
     if len(pairs) < count:
         raise DllmBenchError(
             f"{count} prompts of {task} were asked for, and its train split has {len(pairs)}; give "

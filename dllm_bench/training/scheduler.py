@@ -36,8 +36,8 @@ from dllm_bench.registry import find
 from dllm_bench.runs.runner import timed
 from dllm_bench.serving.load_simulation import StoredDrafts
 from dllm_bench.store import inputs, provenance
-from dllm_bench.store.groups import RunConfig, setting_in
-from dllm_bench.store.spec import Role, RunSpec, digest, split
+from dllm_bench.store.groups import Role, RunConfig, setting_in
+from dllm_bench.store.spec import RunSpec, digest, split
 from dllm_bench.store.store import RunEntry, read_samples, sealed_record
 
 # --- step times -----------------------------------------------------------------------------------

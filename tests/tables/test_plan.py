@@ -16,9 +16,9 @@ from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import local
 from dllm_bench.runs.dependencies import prepare_device
-from dllm_bench.store.groups import RunConfig
+from dllm_bench.store.groups import Role, RunConfig
 from dllm_bench.store.inputs import MissingInputError, sources
-from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
+from dllm_bench.store.spec import RunSpec, digest, slug, split
 from dllm_bench.store.store import Store
 from dllm_bench.tables import plan as planning
 from dllm_bench.tables.load import load_profile, load_table, names_of

@@ -26,8 +26,9 @@ from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, T
 from dllm_bench.models.filters import FilterMetadata, LearnedFilter, read_state_dict
 from dllm_bench.paths import assets_dir
 from dllm_bench.registry import describe, instantiate
+from dllm_bench.store.groups import Role
 from dllm_bench.store.inputs import weights_hash
-from dllm_bench.store.spec import Role, split
+from dllm_bench.store.spec import split
 from dllm_bench.training.filters import FilterJob, network_of, save_filter
 from tests.helpers import fed_causally, tiny_checkpoint, tiny_denoiser
 from tests.speculative import DRAFTERS, DSPARK, write_drafter
