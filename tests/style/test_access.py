@@ -51,6 +51,8 @@ def file_calls(tree: ast.AST) -> Iterator[str]:
         match node.func:
             case ast.Name(id="open"):
                 yield "open"
+            case ast.Attribute(value=ast.Name(id="files")):  # store.files, which guards them
+                continue
             case ast.Attribute(value=ast.Name(id="os" | "shutil" | "tarfile" as module), attr=name):
                 if name in METHODS | OS_ALONE:
                     yield f"{module}.{name}"
