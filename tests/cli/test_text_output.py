@@ -147,7 +147,7 @@ def test_removed_runs_are_gone_and_runs_in_use_stay(command, tmp_path, monkeypat
     folders, held = store.folders(), []
     with monkeypatch.context() as patch:
         look = Mock(side_effect=lambda _: held.append([(f / LOCK).stat().st_size for f in folders]))
-        patch.setattr("dllm_bench.store.store.remove_folder", look)
+        patch.setattr("dllm_bench.store.files.remove_folder", look)
         remove(folders)
     assert [sizes.count(0) for sizes in held] == [1, 1], "one lock, so one open file, at a time"
     command("runs rm", one.identity_hash, one.short[:9])

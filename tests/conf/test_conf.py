@@ -31,9 +31,9 @@ from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import CONFIG_DIR, conf_dir, options
 from dllm_bench.registry import PIECES, instantiate, name_of
-from dllm_bench.store.groups import ModelGroup
+from dllm_bench.store.groups import ModelGroup, role_of
 from dllm_bench.store.inputs import engine_of
-from dllm_bench.store.spec import leaves, role_of
+from dllm_bench.store.spec import leaves
 from tests.speculative import with_drafter
 from tests.tiers import covering
 

@@ -22,8 +22,9 @@ from dllm_bench.metrics.sample_stats import NO_TIME
 from dllm_bench.runs.dependencies import Dependencies
 from dllm_bench.runs.progress import RunningMetrics, RunProgress, progress_text, summary
 from dllm_bench.runs.runner import run
+from dllm_bench.store.groups import role_of
 from dllm_bench.store.record import RunRecord, SampleRecord
-from dllm_bench.store.spec import RunSpec, leaves, role_of
+from dllm_bench.store.spec import RunSpec, leaves
 from dllm_bench.store.store import SAMPLES, Store, read_samples
 from tests.resume import fakes
 

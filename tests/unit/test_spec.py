@@ -18,8 +18,8 @@ from dllm_bench.models.filters import FilterMetadata, LearnedFilter, filter_file
 from dllm_bench.paths import read_yaml
 from dllm_bench.registry import TARGET, describe, instantiate
 from dllm_bench.store import inputs
-from dllm_bench.store.groups import Role
-from dllm_bench.store.spec import RunSpec, digest, leaves, role_of, slug
+from dllm_bench.store.groups import Role, role_of
+from dllm_bench.store.spec import RunSpec, digest, leaves, slug
 from dllm_bench.training.filters import save_filter
 
 PLAIN = read_yaml(Path(__file__).with_name("spec.yaml"))
