@@ -16,6 +16,8 @@ from statistics import median
 from string import Formatter
 from typing import Any
 
+import numpy as np
+
 from dllm_bench.claims.verdict import TESTED, ClaimVerdict, Judgement, counts_text
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
@@ -225,11 +227,9 @@ def _places(plain: Mapping[str, Any]) -> tuple[dict[str, Place], dict[str, list[
 
 def _cell(table: BuiltTable, place: Place) -> Row:
     """Return the one cell that a place names by its metric and facets."""
-    cells = table.cells
-    for level, name in place.items():
-        if level != "table":
-            cells = cells[cells.index.get_level_values(level) == name]
-    found = list(cells.itertuples())
+    levels = {level: name for level, name in place.items() if level != "table"}
+    is_it = [table.cells.index.get_level_values(level) == name for level, name in levels.items()]
+    found = list(table.cells[np.all(is_it, axis=0)].itertuples())
     if len(found) != 1:
         raise DllmBenchError(
             f"{PROSE.name} asks for {place}, and the table has {len(found)} such cells; name one."

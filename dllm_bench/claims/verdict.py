@@ -320,7 +320,8 @@ def _verdict(claim: Claim, evidence: Effect, tests: PValues) -> tuple[ClaimVerdi
     if not shown:
         if excluded:
             return ClaimVerdict.CONTRADICTED, f"an effect of {worth} or more is excluded."
-        return ClaimVerdict.NOT_SETTLED, f"corrected, neither no effect nor {worth} is excluded."
+        why = f"after the correction, neither no effect nor one of {worth} is excluded."
+        return ClaimVerdict.NOT_SETTLED, why
     if claim.stated is not None:
         return _verdict_of_size(claim, evidence, claim.stated)
     if excluded:
@@ -349,7 +350,8 @@ def _verdict_of_equality(claim: Claim, tests: PValues) -> tuple[ClaimVerdict, st
         return ClaimVerdict.CONTRADICTED, f"there is a loss of more than {margin}."
     if tests.no_loss < 1 - LEVEL:
         return ClaimVerdict.DIRECTION_ONLY, f"a loss of {margin} is excluded, a gain is not."
-    return ClaimVerdict.NOT_SETTLED, f"corrected, neither a loss of {margin} nor equality is shown."
+    why = f"after the correction, neither a loss of {margin} nor equality is shown."
+    return ClaimVerdict.NOT_SETTLED, why
 
 
 # --- power ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
 from dllm_bench.figures.points import MEASURED, BuiltFigure
-from dllm_bench.figures.spec import StatedNumber
+from dllm_bench.figures.spec import Kind, StatedNumber
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -358,7 +358,7 @@ class PanelKind:
         return line_entry(label, line_settings(shown, reported))
 
 
-PANEL_KINDS: Mapping[str, PanelKind] = {
+PANEL_KINDS: Mapping[Kind, PanelKind] = {
     "lines": PanelKind(lines),
     "band": PanelKind(band, wide=1.15),
     "scatter": PanelKind(scatter, wide=2, numbered=True),

@@ -28,6 +28,7 @@ REPORTED_FIGURES = PACKAGE / "figures" / "reported"
 STATED_NUMBERS = "figure_numbers.csv"
 OWN_METRIC_KEYS = ("positions", "run_series", "with", "of", "row", "replay_samples")
 """Keys of a figure's metric that a table's metric does not have."""
+Kind = Literal["lines", "band", "scatter", "bars", "histogram", "heat", "reliability"]
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class ParetoFront:
 class DrawSpec:
     """The specification of a drawing."""
 
-    kind: Literal["lines", "band", "scatter", "bars", "histogram", "heat", "reliability"]
-    """A key of `panels.PANEL_KINDS`."""
+    kind: Kind
+    """How points are drawn, see `panels.PANEL_KINDS`."""
     x: XAxis
     """The x axis."""
     panels: str = ""

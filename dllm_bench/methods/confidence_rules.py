@@ -186,7 +186,7 @@ class EarlyExit(Select):
         for _, token in self.pinned:
             if token == model.special.mask or not 0 <= token < model.vocab_size:
                 raise DllmBenchError(
-                    f"EarlyExit pins token {token}, the mask or not among the model's "
+                    f"EarlyExit pins token {token}, which is the mask or none of the model's "
                     f"{model.vocab_size:,} tokens; change it in decoder.select.pinned."
                 )
         return replace(request, pinned=tuple(dict([*request.pinned, *self.pinned]).items()))

@@ -17,7 +17,6 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding import numerics
 from dllm_bench.methods import common
-from dllm_bench.methods.common import COUNTS_STEPS, Confidence, Ranked, Ties
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
@@ -25,7 +24,7 @@ from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 class DrawnScore(Score):
     """Base of scores whose candidates are drawn above temperature 0, and ranked by `inner`."""
 
-    inner: Ranked = field(default_factory=Confidence)
+    inner: common.Ranked = field(default_factory=common.Confidence)
     temperature: Amount = 0.0  # T
     reads_rows = "masked"
     needs = needing({"inner": Condition.LOGITS_ALONE})
@@ -129,13 +128,13 @@ class Epsilon(Select):
     eps: Fraction = 1e-3  # value of t after the last step
     idle: bool = False  # whether steps may commit nothing, as published
     alg_temp: PositiveAmount | None = None  # temperature of drawing positions; None: most confident
-    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # of equal confidences: the
-    # lower positions, or those that torch.topk takes over the canvas or the open block
+    ties: common.Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # of equal confidences:
+    # the lower positions, or those that torch.topk takes over the canvas or the open block
 
     @property
     def needs(self) -> Needs:
         """Step counts, and the needs of `ties`."""
-        return COUNTS_STEPS | holding({ONE_BRANCH: self.ties != "lower"})
+        return common.COUNTS_STEPS | holding({ONE_BRANCH: self.ties != "lower"})
 
     @property
     def gives(self) -> Conditions:

@@ -16,7 +16,6 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision, probabilities, top1
 from dllm_bench.methods import common
-from dllm_bench.methods.common import COUNTS_STEPS, OF_LOGITS, Confidence
 from dllm_bench.registry import register
 
 # --- CreditDecoding -------------------------------------------------------------------------------
@@ -61,7 +60,7 @@ class Credit(Score):
     @property
     def gives(self) -> Conditions:
         """Conditions of the inner score; the confidence before fusion only if it is kept."""
-        raw, given = {Condition.RAW_CONFIDENCE}, self.inner.gives - OF_LOGITS
+        raw, given = {Condition.RAW_CONFIDENCE}, self.inner.gives - common.OF_LOGITS
         return given | raw if self.keep_raw else given - raw
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -176,7 +175,7 @@ class KLHistory(Score):
     one distribution of V numbers per position.
     """
 
-    inner: Score = field(default_factory=Confidence)
+    inner: Score = field(default_factory=common.Confidence)
     length: Size = 2  # H, forwards that are remembered
     precision: Precision = "float32"  # precision of the compared distributions
     reads_rows = "fed"
@@ -185,7 +184,7 @@ class KLHistory(Score):
     @property
     def gives(self) -> Conditions:
         """Conditions of the inner score, and the divergences."""
-        return self.inner.gives - OF_LOGITS | {Condition.DIVERGENCES}
+        return self.inner.gives - common.OF_LOGITS | {Condition.DIVERGENCES}
 
     def __call__(self, logits_KRV: Tensor, state: DecodeState, window: Window) -> Scores:
         now_KRV = probabilities(logits_KRV, self.precision)
@@ -237,7 +236,7 @@ class Stable(Select):
     def needs(self) -> Needs:
         """Divergences and, for the warm-up, a count of the block's forwards."""
         needs = needing({"score": Condition.DIVERGENCES})
-        return COUNTS_STEPS | needs if self.warm_up else needs
+        return common.COUNTS_STEPS | needs if self.warm_up else needs
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         moved_KWH = state.memo[HISTORY][:, : window.width]

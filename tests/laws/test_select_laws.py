@@ -221,7 +221,7 @@ def test_forwards_over_pinned_tokens_count_and_are_left_out(model) -> None:
     with pytest.raises(DllmBenchError, match="pins a token at new position 32"):
         decoded(model, PROPHET, select=replace(select, pinned=((32, 5),)))
     for token in (-1, model.vocab_size, model.special.mask):
-        with pytest.raises(DllmBenchError, match=f"pins token {token}, the mask or"):
+        with pytest.raises(DllmBenchError, match=f"pins token {token}, which is the mask or"):
             decoded(model, PROPHET, select=replace(select, pinned=((3, token),)))
 
 
