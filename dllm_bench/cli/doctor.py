@@ -35,7 +35,8 @@ MEBIBYTE = 2**20
 
 
 def run(arguments: Namespace) -> int:
-    """Print the report; 1 if something required is missing or a check of --gpu failed."""
+    """Print the report; 1 if something required is missing, or if a check of --gpu failed or had no
+    time."""
     marks = set[str]()
     for mark, topic, text in gpu_lines(arguments) if arguments.gpu else all_lines(arguments):
         show(f"{mark}  {topic:30} {text}")

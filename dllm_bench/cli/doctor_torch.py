@@ -168,8 +168,7 @@ def text_lines(checkpoint: Inspection) -> Iterator[Line]:
     """Report the special token ids with their texts, and the chat template."""
     yield OK, "special ids", ", ".join(f"{r} {text}" for r, text in checkpoint.named_ids().items())
     if checkpoint.text.tokenizer is None:
-        text = "no tokenizer files next to the weights; requests need text"
-        yield REQUIRED_MISSING, "tokenizer", text
+        yield REQUIRED_MISSING, "tokenizer", "no tokenizer files by the weights; requests need them"
     elif checkpoint.text.chat:
         yield OK, "chat template", f"sha256 {str(checkpoint.text.template_sha256)[:12]}"
     else:
@@ -248,7 +247,8 @@ class GpuCheck:
 
 
 def gpu_lines(fake: bool, quick: bool, out: Path | None) -> Iterator[Line]:
-    """Run the steps; a line for each. DllmBenchError where the device is missing."""
+    """Run the steps; a line for each, and one for all that had no time. DllmBenchError where the
+    device is missing."""
     if not fake and inputs.cuda_device() is None:
         raise DllmBenchError(
             "doctor --gpu asks for a CUDA device, and this machine has none; give --fake to run "
@@ -275,6 +275,9 @@ def gpu_lines(fake: bool, quick: bool, out: Path | None) -> Iterator[Line]:
         if out is not None:
             write_json(out, report)
         yield MARKS[entry["state"]], name, in_words(entry)
+    if late := "; ".join(one["name"] for one in report["steps"] if one["state"] == NOT_RUN):
+        other = f"leave out --quick for {BUDGET_S:.0f} s" if quick else "--quick takes fewer cases"
+        yield REQUIRED_MISSING, "time", f"{late}: not checked in {budget_s:.0f} s; {other}"
 
 
 def outcome(step: Future[dict[str, Any]], left_s: float) -> dict[str, Any]:
@@ -415,9 +418,7 @@ def rounds(check: GpuCheck, mode: str) -> Found:
         "TFLOP/s": round(ceilings.flop_per_s / 1e12, 1),
     }
     problems = []
-    model = random_model.random_model(
-        one.vocab, one.shape, one.device, one.dtype, compile_mode=mode
-    )
+    model = random_model.random_model(one.vocab, one.shape, one.device, one.dtype, "none", mode)
     few = check.quick or mode == "default"  # torch.compile takes minutes
     for k, window in QUICK_SHAPES if few else SHAPES:
         made = random_rounds(model, one.prefix, k, window, WARM + steps)[WARM:]

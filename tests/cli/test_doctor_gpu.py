@@ -76,19 +76,19 @@ def test_tokens_that_were_close_may_differ(monkeypatch: Patch) -> None:
     assert doctor_torch.margin_at_difference("fast_dllm", law, other) == 0
 
 
-def test_a_crash_is_reported_and_time_ends_the_rest(tmp_path: Path, monkeypatch: Patch) -> None:
-    def crashes(check: doctor_torch.GpuCheck) -> doctor_torch.Found:
-        later = time.monotonic() + doctor_torch.QUICK_S
-        monkeypatch.setattr(doctor_torch, "time", SimpleNamespace(monotonic=lambda: later))
-        raise RuntimeError("CUDA error: an illegal memory access")
+@pytest.mark.parametrize("crash", [True, False])
+def test_a_crash_is_reported_and_time_ends_the_rest(command, monkeypatch, crash: bool) -> None:
+    def first(check: doctor_torch.GpuCheck) -> doctor_torch.Found:
+        monkeypatch.setattr(doctor_torch, "time", SimpleNamespace(monotonic=lambda: float("inf")))
+        if crash:
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return {}, []
 
-    monkeypatch.setitem(doctor_torch.STEPS, "machine", crashes)
-    code, steps = checked(tmp_path / "gpu.json")
-    assert code == 1
-    crashed, *others = steps.values()
-    (problem,) = crashed["problems"]
-    assert "illegal memory access (test_doctor_gpu.py:" in problem
-    assert {step["state"] for step in others} == {"not run"}
+    monkeypatch.setitem(doctor_torch.STEPS, "machine", first)
+    machine, *others, late = command("doctor --gpu --fake --quick", code=1).splitlines()
+    assert ("illegal memory access (test_doctor_gpu.py:" in machine) == crash
+    assert [" not run: out of time" in line for line in others] == [True] * 9
+    assert late.endswith("not checked in 120 s; leave out --quick for 600 s")
 
 
 def test_a_step_that_hangs_or_ends_its_process_is_reported() -> None:
