@@ -133,22 +133,21 @@ def layer_parameters(shape: dict[str, int]) -> int:
     return shape["layers"] * (2 * width * (width + kv) + 3 * width * shape["mlp"])
 
 
-def roofline_ms(one: RoundShape, kind: str, k: int, window: int, ceilings: Ceilings) -> float:
-    """Return the shortest possible time of a round of k + 1 branches under the measured ceilings.
+def roofline_ms(one: RoundShape, kind: str, made: Forward, ceilings: Ceilings) -> float:
+    """Return the shortest possible time of a round of `random_rounds` under the measured ceilings.
 
     Bytes: every weight, the cached K/V and the logits once. Operations: two per weight and row, and
-    four per head dimension, query and key. FP8 halves the bytes of layers, not of the head. The
-    logits of all rows count, so a round of large K whose committed rows are left out of the head
-    can do with up to 5 % less (Dream-7B's shape, 8 branches over a window of 32).
+    four per head dimension, query and key. FP8 halves the bytes of layers, not of the head. Logits
+    are those of the masks: each lookahead branch has one fewer than the base.
     """
-    shape, rows = one.shape, (k + 1) * window
+    shape, rows = one.shape, made.branches * made.fed
+    read = made.branches * (made.masks - 1) + 1
     size = one.dtype.itemsize
     layers, head = layer_parameters(shape), shape["width"] * one.vocab
-    kv = shape["width"] * shape["kv_heads"] // shape["heads"]
-    cached = 2 * shape["layers"] * kv * one.prefix
-    moved = layers * (1 if kind == "fp8" else size) + size * (head + cached + rows * one.vocab)
-    attention = 4 * shape["layers"] * shape["width"] * rows * (one.prefix + window)
-    plain_s = (2 * rows * head + attention) / ceilings.flop_per_s
+    cached = 2 * one.prefix * shape["layers"] * shape["width"] * shape["kv_heads"] // shape["heads"]
+    moved = layers * (1 if kind == "fp8" else size) + size * (head + cached + read * one.vocab)
+    attention = 4 * shape["layers"] * shape["width"] * rows * (one.prefix + made.fed)
+    plain_s = (2 * read * head + attention) / ceilings.flop_per_s
     layers_s = 2 * rows * layers / ceilings.layers_flop_per_s
     return 1000 * max(moved / ceilings.bytes_per_s, plain_s + layers_s)
 

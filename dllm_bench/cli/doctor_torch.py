@@ -423,7 +423,7 @@ def rounds(check: GpuCheck, mode: str) -> Found:
     for k, window in QUICK_SHAPES if few else SHAPES:
         made = random_rounds(model, one.prefix, k, window, WARM + steps)[WARM:]
         ms, replayed = median(forward.ms for forward in made), sum(f.replayed for f in made)
-        share = random_model.roofline_ms(one, "none", k, window, ceilings) / ms
+        share = median(random_model.roofline_ms(one, "none", f, ceilings) / f.ms for f in made)
         short = mode == "max" and (k + 1) * window <= ROWS
         if short and not check.fake and replayed < len(made):
             problems.append(f"{k} x {window}: {replayed} of {len(made)} rounds were graphs")

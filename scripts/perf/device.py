@@ -75,7 +75,7 @@ def rounds(dry: bool, quick: bool) -> list[dict[str, Any]]:
         for k, window in grid[:: len(grid) - 1] if quick else grid:
             made = random_rounds(model, one.prefix, k, window, WARM + chosen.steps)
             round_time_ms = median(forward.ms for forward in made[WARM:])
-            floor_ms = roofline_ms(one, kind, k, window, ceilings)
+            floor_ms = median(roofline_ms(one, kind, f, ceilings) for f in made[WARM:])
             rows.append(
                 {
                     "precision": str(one.dtype)[6:] if kind == "none" else kind,

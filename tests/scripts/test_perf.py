@@ -25,6 +25,7 @@ from dllm_bench.api.random_model import (
     random_request,
     roofline_ms,
 )
+from dllm_bench.core.trace import Forward, ForwardKind
 from dllm_bench.decoding.masked import LARGE, MaskedDecoder
 from dllm_bench.paths import options
 from scripts.perf import __main__ as command
@@ -80,11 +81,11 @@ def test_roofline_counts_bytes_and_operations() -> None:
     shape = {"width": 4, "layers": 1, "heads": 2, "kv_heads": 1, "mlp": 8}
     assert layer_parameters(shape) == 144
     one = RoundShape("cpu", device.torch.float32, shape, vocab=10, prefix=100)
-    moved = 4 * (144 + 40 + 2 * 2 * 100 + 2 * 6 * 10)  # weights, head, K/V, logits of 2 × 6 rows
-    assert roofline_ms(one, "none", 1, 6, Ceilings(1.0, 1e12, 1e12)) == pytest.approx(1000 * moved)
-    slow_sums = Ceilings(1e12, 1.0, 1e12)
-    plain = 2 * 12 * 40 + 4 * 1 * 4 * 12 * 106
-    assert roofline_ms(one, "none", 1, 6, slow_sums) == pytest.approx(1000 * plain)
+    made = Forward(ForwardKind.DENOISE, branches=2, fed=6, cached=100, masks=4)
+    moved = 4 * (144 + 40 + 2 * 2 * 100 + (4 + 3) * 10)  # weights, head, K/V, logits of masks
+    plain = 2 * (4 + 3) * 40 + 4 * 1 * 4 * 12 * 106
+    for s, ceilings in ((moved, Ceilings(1.0, 1e12, 1e12)), (plain, Ceilings(1e12, 1.0, 1e12))):
+        assert roofline_ms(one, "none", made, ceilings) == pytest.approx(1000 * s)
     assert device.projected(3, 1.0) is None and device.projected(7, 10.0) == pytest.approx(1555.0)
 
 
@@ -121,8 +122,7 @@ def test_coverage_measures_each_cell_twice(capsys: pytest.CaptureFixture[str]) -
     first = [["fast_dllm", "tiny-llada", task] for task in coverage.TASKS]
     assert [cell[:3] for cell in cells[:2]] == first
     assert len(cells) == 2 + 2 * len(coverage.METRICS)
-    specs = coverage.specs(coverage.options(["--dry"]))
-    assert {(spec.limit, spec.repeats) for spec in specs} == {(2, 2)}
+    assert {(s.limit, s.repeats) for s in coverage.specs(coverage.options(["--dry"]))} == {(2, 2)}
 
 
 def test_an_interval_covers_what_lies_in_it() -> None:
