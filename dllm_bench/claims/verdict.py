@@ -151,8 +151,8 @@ class Judgement:
             return f"{value:+.1f} [{low:+.1f}, {high:+.1f}] points"
         return f"× {value:.2f} [{low:.2f}, {high:.2f}]"
 
-    def details(self) -> Iterator[str]:
-        """Yield everything about the claim, line by line."""
+    def details(self, given: str = "") -> Iterator[str]:
+        """Yield everything about the claim, line by line; `given`: options that end commands."""
         claim = self.claim
         yield f"“{claim.sentence}” ({claim.stands})"
         yield f"{self.verdict}: {self.why}"
@@ -170,9 +170,9 @@ class Judgement:
                 f"(the pilot has {self.items})"
             )
         for run in self.runs:
-            yield f"run: {run.command}"
+            yield f"run: {run.command}{given}"
         if any(run.open for run in self.runs):
-            yield f"command: {self.command}"
+            yield f"command: {self.command}{given}"
 
 
 def judge_claims(

@@ -37,11 +37,9 @@ def prefetch_models(arguments: Namespace) -> int:
 
     cache = (arguments.to or hub_cache()).expanduser().absolute()
     if arguments.verify:
-        results = list(verify_manifest(cache, specs))
-        print_lines(
-            f"{'no' if bad else 'ok'}  {source}  {'; '.join(bad)}" for source, bad in results
-        )
-        return 1 if any(problems for _, problems in results) else 0
+        checked = list(verify_manifest(cache, specs))
+        print_lines(f"{'no' if bad else 'ok'}  {one}  {'; '.join(bad)}" for one, bad in checked)
+        return int(any(problems for _, problems in checked))
     if not arguments.models:
         raise DllmBenchError("prefetch needs the names of models, as in model=NAME, or --verify.")
     for source, folder in prefetch(specs, cache):

@@ -22,6 +22,7 @@ from pathlib import Path
 from dllm_bench.claims import verdict
 from dllm_bench.claims.spec import load_claim
 from dllm_bench.cli.common import compose, configured_paths, open_store, print_failures, print_lines
+from dllm_bench.cli.main import given_folders
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show
 from dllm_bench.figures.spec import load_figure
@@ -111,18 +112,15 @@ def planner_of(arguments: Namespace, store: Store) -> Iterator[Planner]:
 
 def chosen_profile(arguments: Namespace) -> Profile:
     """Load the profile, with the items and passes that the command line asks for."""
-    profile = load.load_profile(arguments.profile)
-    if arguments.limit is not None:
-        profile = replace(profile, limit=arguments.limit)
+    profile = replace(load.load_profile(arguments.profile), limit=arguments.limit)
     return profile if arguments.passes is None else profile.in_passes(arguments.passes)
 
 
 def stages_of(runs: Sequence[PlannedRun]) -> list[int]:
     """Return the numbers of items that all of the runs reach before any goes further."""
     limits = [run.spec.limit for run in runs if run.spec]
-    if len(limits) < 2:
-        return []
-    return [n for n in STAGES if any(limit is None or n < limit for limit in limits)]
+    several = len(limits) > 1
+    return [n for n in STAGES if several and any(limit is None or n < limit for limit in limits)]
 
 
 def remove_disturbed(planned: Sequence[PlannedCell], store: Store) -> int:
@@ -187,9 +185,11 @@ def write_tables(
         return tables, [path for built in tables for path in render.write(built, folder)]
 
 
-def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:
+def command_lines(planned: Sequence[PlannedTable], given: str = "") -> Iterator[str]:
     """Yield a shell script that makes every run without a record, including those that need another
     machine.
+
+    given: options that end each command, see `given_folders`.
     """
     runs = plan.distinct_runs(plan.cells_of(planned))
     by_command = {run.command: run for run in runs if run.open or run.is_for_elsewhere}
@@ -202,7 +202,7 @@ def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:
     yield from (f"# train first: {source} (dllm-bench train)" for source in sources)
     for reason, alike in groupby(by_command.values(), lambda run: run.reason):
         yield f"# {' '.join(reason.split())}"
-        yield from (run.command for run in alike)
+        yield from (f"{run.command}{given}" for run in alike)
 
 
 # --- tables --------------------------------------------------------------------------------------
@@ -214,18 +214,18 @@ def show_tables(arguments: Namespace) -> int:
     papers = [load.load_table(name) for name in load.matching_names("table", arguments.table)]
     planned, failed = plan_and_fill(arguments, papers, store, grow=True)
     if arguments.commands:
-        return print_lines(command_lines(planned))
+        return print_lines(command_lines(planned, given_folders(arguments)))
     tables, written = write_tables(planned, store)
     if len(tables) > 1:
         print_lines(overview_lines(tables, tables_folder(store)))
     else:
-        print_lines(table_lines(tables[0]))
+        print_lines(table_lines(tables[0], given_folders(arguments)))
         print_lines(f"written: {path}" for path in written)
     return print_failures(failed)
 
 
-def table_lines(built: BuiltTable) -> Iterator[str]:
-    """Yield a table: measured numbers next to reported ones, then what is missing."""
+def table_lines(built: BuiltTable, given: str = "") -> Iterator[str]:
+    """Yield a table: measured numbers next to reported ones, then `missing_lines`."""
     yield built.table.title
     yield render.profile_text(built)
     for block in render.blocks(built):
@@ -237,7 +237,7 @@ def table_lines(built: BuiltTable) -> Iterator[str]:
         yield from align([(*block["heads"], *titles), *rows])
     yield ""
     yield render.progress(built)
-    yield from missing_lines(built, "table")
+    yield from missing_lines(built, "table", given)
 
 
 def row_cells(row: render.Plain, is_reported: bool) -> tuple[str, ...]:
@@ -251,19 +251,21 @@ def row_cells(row: render.Plain, is_reported: bool) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def missing_lines(built: BuiltTable, kind: str) -> Iterator[str]:
+def missing_lines(built: BuiltTable, kind: str, given: str = "") -> Iterator[str]:
     """Yield why some runs of a table or figure cannot be made here, the cost of the missing ones,
-    the command for all of them, and commands for single ones."""
+    the command for all of them, and commands for single ones.
+
+    given: options that end each command, see `given_folders`.
+    """
     yield from (f"cannot run here: {reason}" for reason in built.unavailable)
     yield from render.cost_lines(built)
-    again = f"dllm-bench {kind} {built.table.name} {built.profile.flags}"
+    again = f"dllm-bench {kind} {built.table.name} {built.profile.flags}{given}"
     if any(run.is_for_elsewhere for run in built.runs):
         yield f"commands for a machine that can: {again} --commands"
-    if not built.open:
-        return
-    yield f"all of them: {again} --run"
+    if built.open:
+        yield f"all of them: {again} --run"
     for run in built.open[:SINGLE_COMMANDS]:
-        yield f"one of them ({run.state}: {run.reason}): {run.command}"
+        yield f"one of them ({run.state}: {run.reason}): {run.command}{given}"
     if len(built.open) > SINGLE_COMMANDS:
         yield f"the other {len(built.open) - SINGLE_COMMANDS} commands: {again} --commands"
 
@@ -286,8 +288,7 @@ def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
         for reason, cells in empty.most_common():
             yield f"{built.table.name}: {cells} cells {reason}"
         yield from (f"{built.table.name}: {line}" for line in render.cost_lines(built))
-    distinct = {r.command: built.costs.estimate(r) for built in tables for r in built.open}
-    if distinct:
+    if distinct := {r.command: built.costs.estimate(r) for built in tables for r in built.open}:
         cost = cost_in_words(list(distinct.values()))
         yield f"in all: {len(distinct)} different runs to make, {cost}"
     yield f"written: md, html, tex, csv and json of each below {folder}"
@@ -308,7 +309,7 @@ def draw_figures(arguments: Namespace) -> int:
 
     plans, failed = plan_and_fill(arguments, [figure.table for figure in figures], store)
     if arguments.commands:
-        return print_lines(command_lines(plans))
+        return print_lines(command_lines(plans, given_folders(arguments)))
     folder = store.root.parent / "figures"
     for figure, (_, profile, planned) in zip(figures, plans, strict=True):
         missing = list(missing_replays(figure, planned, store))
@@ -318,7 +319,7 @@ def draw_figures(arguments: Namespace) -> int:
         failed += [kept] if kept else []
         with explain_write_errors(folder):
             written = [] if kept else write(built, folder)
-        alone = (*lines(built), *missing_lines(built.built, "figure"))
+        alone = (*lines(built), *missing_lines(built.built, "figure", given_folders(arguments)))
         print_lines(alone if len(figures) == 1 else [headline(built)])
         print_lines(f"written: {path}" for path in written)
     return print_failures(failed)
@@ -333,17 +334,17 @@ def judge(arguments: Namespace) -> int:
     """
     check_options(arguments)
     store, profile = open_store(arguments), chosen_profile(arguments)
-    shown = load.matching_names("claim", arguments.claim)
+    shown, given = load.matching_names("claim", arguments.claim), given_folders(arguments)
     failed = list[str]()
     if arguments.run or arguments.submit or arguments.commands:
         asked = [one.cells() for one in map(load_claim, shown) if not one.untestable]
         plans, failed = plan_and_fill(arguments, asked, store)
         if arguments.commands:
-            return print_lines(command_lines(plans))
+            return print_lines(command_lines(plans, given))
     with planner_of(arguments, store) as planner:
         judgements = verdict.judge_stored(profile, planner)
     chosen = [one for one in judgements if one.claim.name in shown]
-    print_lines(chosen[0].details() if len(chosen) == 1 else verdict_lines(chosen, arguments))
+    print_lines(chosen[0].details(given) if len(chosen) == 1 else verdict_lines(chosen, arguments))
     return print_failures(failed)
 
 
@@ -351,9 +352,10 @@ def verdict_lines(judgements: Sequence[verdict.Judgement], arguments: Namespace)
     """Yield a line per claim, then the commands that settle the open ones."""
     yield from align([verdict.ROW_HEADS, *(one.row for one in judgements)])
     yield ""
-    yield f"{len(judgements)} claims: {verdict.counts_text(judgements)}"
-    yield "one claim in full: dllm-bench claims PAPER/CLAIM; p is corrected for all claims (Holm)"
-    again = f"{verdict.COMMAND} {arguments.claim} {chosen_profile(arguments).flags}"
+    yield f"{len(judgements)} claims: {verdict.counts_text(judgements)}; p is corrected (Holm)"
+    given = given_folders(arguments)
+    yield f"one claim in full: dllm-bench claims PAPER/CLAIM{given}"
+    again = f"{verdict.COMMAND} {arguments.claim} {chosen_profile(arguments).flags}{given}"
     verdicts = {one.verdict for one in judgements}
     if verdict.ClaimVerdict.NOT_RUN in verdicts:
         yield f"missing runs: {again} --run"

@@ -383,7 +383,7 @@ def test_commands_of_runs_for_another_machine_are_a_script(kind, served, tmp_pat
     assert main(ask) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not any(path.suffix in (".md", ".svg") for path in tmp_path.rglob("*"))
-    commands = [line for line in lines if line.startswith("dllm-bench run ")]
+    commands = [one for one in lines if re.match(f"dllm-bench run .* --results {tmp_path}$", one)]
     assert lines[0] == f"# {len(commands)} runs without a record"
     assert len(commands) == 4 + served, "all but those for Ascend"
     assert sum("model=served" in line for line in commands) == served
