@@ -26,6 +26,7 @@ from dllm_bench.cli.main import given_folders
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show
 from dllm_bench.figures.spec import load_figure
+from dllm_bench.models.sources import is_hub_id
 from dllm_bench.site.texts import align, looked_up
 from dllm_bench.store.archive import archive_of
 from dllm_bench.store.cache import SettingsCache
@@ -194,10 +195,12 @@ def command_lines(planned: Sequence[PlannedTable], given: str = "") -> Iterator[
     runs = plan.distinct_runs(plan.cells_of(planned))
     by_command = {run.command: run for run in runs if run.open or run.is_for_elsewhere}
     yield f"# {len(by_command)} runs without a record"
-    names = {run.chosen.get("model", "") for run in by_command.values() if run.is_for_elsewhere}
+    elsewhere = [run for run in by_command.values() if run.is_for_elsewhere]
+    names = {run.chosen.get("model", "") for run in elsewhere}
     names -= {"", "served", *load.available_here("model")}
-    if names:
-        yield f"dllm-bench prefetch {' '.join(sorted(names))}  # their weights"
+    drafters = filter(is_hub_id, plan.named_sources(elsewhere))
+    if words := [*sorted(names), *(f"model.path={source}" for source in drafters)]:
+        yield f"dllm-bench prefetch {' '.join(words)}  # their weights"
     sources = plan.missing_trained_files(by_command.values())
     yield from (f"# train first: {source} (dllm-bench train)" for source in sources)
     for reason, alike in groupby(by_command.values(), lambda run: run.reason):

@@ -422,16 +422,17 @@ def with_job(run: PlannedRun, jobs: SlurmJobs) -> PlannedRun:
     return replace(run, state=CellState.FAILED, short="failed") if is_over else run
 
 
+def named_sources(runs: Iterable[PlannedRun]) -> list[str]:
+    """Return the filters, drafters and step profiles that the runs' decoders name, each once."""
+    return list(dict.fromkeys(one for run in runs for one in sources(run.config.decoder)))
+
+
 def missing_trained_files(runs: Iterable[PlannedRun]) -> list[str]:
     """Return the filters, drafters and step profiles below `TRAINED` that decoders name and that
     are not trained yet.
     """
-    missing: dict[str, None] = {}
-    for run in runs:
-        for source in sources(run.config.decoder):
-            if source.startswith(TRAINED) and not Path(source).exists():
-                missing[source] = None
-    return list(missing)
+    named = named_sources(runs)
+    return [one for one in named if one.startswith(TRAINED) and not Path(one).exists()]
 
 
 # --- which queries can have a stored run ---------------------------------------------------------
