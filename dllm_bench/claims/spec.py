@@ -147,11 +147,8 @@ class Claim:
         claim's runs have the claim's own number of items; a requested number of passes does.
         """
         whole = source_table(self.table)
-        wanted = [
-            {**(one.at or {}), **side}
-            for one in self.by_training()
-            for side in (*one.ours, *one.theirs)
-        ]
+        pairs = ((one.at, side) for one in self.by_training() for side in (*one.ours, *one.theirs))
+        wanted = [{**(at or {}), **side} for at, side in pairs]
         self._check(whole, wanted)
         named = {facet: {keys[facet] for keys in wanted} for facet in whole.facets}
         shown = {
@@ -175,10 +172,8 @@ class Claim:
         if not self.trainings:
             return [self]
         ((facet, names),) = self.trainings.items()
-        return [
-            replace(self, at={**(self.at or {}), facet: name}, trainings=None)
-            for name in names.split()
-        ]
+        each = ({**(self.at or {}), facet: name} for name in names.split())
+        return [replace(self, at=at, trainings=None) for at in each]
 
     def _check(self, whole: PaperTable, wanted: list[dict[str, str]]) -> None:
         for keys in wanted:
@@ -205,7 +200,9 @@ def source_table(name: str) -> PaperTable:
 def load_claim(name: str) -> Claim:
     """Load the claim called `<paper>/<claim>`."""
     require_name("claim", name)
-    return read_claim(name, conf_file(f"claim/{name}.yaml"))
+    claim = read_claim(name, conf_file(f"claim/{name}.yaml"))
+    _ = claim.untestable or claim.cells()  # raises for cells that its table does not have
+    return claim
 
 
 def read_claim(name: str, path: Path) -> Claim:

@@ -192,15 +192,14 @@ def judge_claims(
     return [_judged(one, PValues(*islice(corrected, tests_of(one))), level) for one in raw]
 
 
-def judge_stored(profile: Profile, planner: Planner) -> list[Judgement]:
-    """Judge all claims of `conf/claim` from the stored runs.
+def judge_stored(profile: Profile, planner: Planner, some: Sequence[Claim] = ()) -> list[Judgement]:
+    """Judge some claims, by default all of `conf/claim`, from the stored runs.
 
     If the planner has the names of stored runs and they show that no run of a claim is stored, the
     claim is not composed, and counts as not run even if its runs would be unavailable.
     """
-    claims = [load_claim(name) for name in names_of("claim")]
-    tables = planner.common((one.cells() for one in claims if not one.untestable), profile)
-    testable = iter(tables)
+    claims = some or [load_claim(name) for name in names_of("claim")]
+    testable = iter(planner.common((c.cells() for c in claims if not c.untestable), profile))
     planned = [[] if one.untestable else next(testable).cells for one in claims]
     return judge_claims(claims, planned, profile, one_token_runs(planner.store))
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,6 +23,7 @@ from typing import Any
 from rich.progress import track
 
 from dllm_bench.claims.findings import Findings
+from dllm_bench.claims.spec import load_claim
 from dllm_bench.claims.verdict import judge_stored
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import console
@@ -43,8 +44,9 @@ from dllm_bench.tables.frame import MEASURED, UNDEFINED, BuiltTable
 from dllm_bench.tables.frame import build as build_table
 from dllm_bench.tables.load import load_profile, load_table, names_of
 from dllm_bench.tables.plan import CellState, Planner, stored_folders
-from dllm_bench.tables.spec import EMBEDDED
+from dllm_bench.tables.spec import EMBEDDED, PaperTable
 
+Paged = tuple[str, BuiltTable]  # a table after the address of its page
 STATIC = Path(__file__).parent / "static"
 STAMP = "made-by.json"
 FIGURE_FORMS = ("svg", "png", "csv")
@@ -96,8 +98,7 @@ class SiteBuilder:
         left_out = list[str]()
         entries = list(RecordIndex(self.store).entries(left_out))
         records = {entry.spec.short: entry.record for entry in entries if entry.record}
-        chosen = self._with_pages(entries)
-        stale = [entry for entry in chosen if not self._is_up_to_date(entry)]
+        stale = [entry for entry in self._with_pages(entries) if not self._is_up_to_date(entry)]
         made = set[str]()
         for entry in with_progress(stale, "runs"):
             try:
@@ -109,34 +110,33 @@ class SiteBuilder:
                     self._build_run(entry, record, samples)
                     made.add(entry.spec.short)
         run_pages = made | {e.spec.short for e in entries if e.record and self._is_up_to_date(e)}
-        tables = list(self._build_tables(run_pages))
+        papers = list(readable("table", load_table, left_out))
+        tables = list(self._build_tables(papers, run_pages))
         built_tables = {built.table.name: built for _, built in tables}
-        judgements = judge_stored(load_profile(self.profile), self.planner)
+        claims = list(readable("claim", load_claim, left_out))
+        judgements = judge_stored(load_profile(self.profile), self.planner, claims)
         self._write(pages.FINDINGS_PAGE, pages.findings_page(Findings(judgements, built_tables)))
         groups = compare_page.comparable_runs(records.values())
         for group in groups:
             self._write(group.address, compare_page.comparison_page(group, run_pages))
         self._draw({plot.address: plot for group in groups for plot in group.plots})
-        figures = list(self._build_figures(run_pages, left_out))
-        titles = {name: load_table(name).title for name in names_of("table")}
         listed: files.Plain = {
             "tables": tables,
-            "without_runs": [pair for pair in titles.items() if pair[0] not in built_tables],
-            "figures": figures,
+            "without_runs": [(t.name, t.title) for t in papers if t.name not in built_tables],
+            "figures": list(self._build_figures(run_pages, left_out)),
             "entries": entries,
             "records": records,
         }
         self._write(pages.FIRST_PAGE, self._first_page(listed, groups, run_pages))
         self.settings.save()
         yield from (f"left out: {sentence}" for sentence in left_out)
-        kept = len(run_pages) - len(made)
-        yield f"{len(made)} pages of runs made, {kept} were up to date"
+        yield f"{len(made)} pages of runs made, {len(run_pages) - len(made)} were up to date"
         if without := len(records) - len(run_pages):
             yield (
                 f"{without} runs have no page; --runs HASH makes one, --pages N those of the N "
                 "sealed last"
             )
-        yield f"{len(tables)} tables, {len(figures)} figures, {len(groups)} comparisons"
+        yield f"{len(tables)} tables, {len(listed['figures'])} figures, {len(groups)} comparisons"
         yield f"written: {self.out / pages.FIRST_PAGE}"
 
     def _first_page(
@@ -232,11 +232,10 @@ class SiteBuilder:
         texts = {name: sample.text for name, sample in samples.items()}
         self._write(pages.run_address(spec.short), run_page(record, texts))
 
-    def _build_tables(self, run_pages: Set[str]) -> Iterator[tuple[str, BuiltTable]]:
+    def _build_tables(self, papers: Sequence[PaperTable], run_pages: Set[str]) -> Iterator[Paged]:
         """Write each table that has a stored run in all its forms; yields (address, table)."""
         profile, similar = load_profile(self.profile), None
-        for name in with_progress(names_of("table"), "tables"):
-            table = load_table(name)
+        for table in with_progress(papers, "tables"):
             if not self.planner.has_run(table, profile):
                 continue
             [planned] = self.planner.common([table], profile)
@@ -264,14 +263,13 @@ class SiteBuilder:
         a drawing cannot be shown, a message is added to `left_out` instead.
         """
         results = self.store.root.parent
-        for drawn in sorted(
-            files.matching(results / "figures" / self.profile, "*/*.svg"), key=in_order
-        ):
+        drawings = files.matching(results / "figures" / self.profile, "*/*.svg")
+        for drawn in sorted(drawings, key=in_order):
             name = f"{drawn.parent.name}/{drawn.stem}"
-            title = load_figure(name).table.title if name in names_of("figure") else name
             stem = drawn.relative_to(results).with_suffix("").as_posix()
             paths = {form: drawn.with_suffix(f".{form}") for form in FIGURE_FORMS}
             try:
+                title = load_figure(name).table.title if name in names_of("figure") else name
                 forms = {
                     form: pages.harmless(form, files.stored_bytes(path) or b"", str(path))
                     for form, path in paths.items()
@@ -289,6 +287,15 @@ class SiteBuilder:
 
     def _write(self, address: str, content: str | bytes) -> None:
         files.write_atomic(self.out / address, content, durable=False)
+
+
+def readable(kind: str, load: Callable[[str], Any], left_out: list[str]) -> Iterator[Any]:
+    """Yield all tables or claims; of one that cannot be read, add a message to `left_out`."""
+    for name in names_of(kind):
+        try:
+            yield load(name)
+        except DllmBenchError as error:
+            left_out.append(str(error))
 
 
 def with_progress(items: Sequence[Any], what: str) -> Iterable[Any]:

@@ -100,7 +100,7 @@ def make(
     """Return the site of these results; tokens by `WORDS`, the one table the small one."""
     with pytest.MonkeyPatch().context() as patched:
         patched.setattr(RunSpec, "from_config", staticmethod(builders.spec_of))
-        patched.setattr(site_module, "names_of", lambda kind: ["small/table1"])
+        patched.setattr(site_module, "names_of", lambda kind: ["small/table1"] * (kind == "table"))
         patched.setattr(site_module, "load_table", lambda name: builders.small_table())
         patched.setattr(site_module, "load_profile", lambda name: builders.TINY)
         patched.setattr(TextSource, "decode", lambda self, spec: lambda ids: WORDS[ids[0]])

@@ -415,7 +415,7 @@ def test_only_the_report_of_packed_runs_is_written_elsewhere(tmp_path, monkeypat
     assert pack(tmp_path, tmp_path / "some.tar.xz", hashes[:1]) == 1 < len(hashes)
     monkeypatch.setenv("DLLM_BENCH_RESULTS", str(tmp_path / "own"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setattr(site_module, "names_of", lambda kind: [])
+    monkeypatch.setattr(site_module, "names_of", lambda kind: ["no/such"])
     for asked, written in ((packed, tmp_path / "own"), (tmp_path / "new", tmp_path / "new")):
         assert main(["report", "--results", str(asked)]) == 0
         assert (written / "site" / "index.html").exists() and capsys.readouterr().err == ""
