@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dllm_bench.core.declared import Count
 from dllm_bench.core.errors import DllmBenchError
@@ -55,7 +55,7 @@ class WandbLogger(Observer):
     """
 
     project: str = "dllm-bench"
-    mode: str | None = None
+    mode: Literal["online", "offline", "disabled"] | None = None
     entity: str | None = None
     group: str | None = None
     job_type: str | None = None
