@@ -446,6 +446,11 @@ def is_multirun() -> bool:
     return HydraConfig.get().mode is RunMode.MULTIRUN
 
 
+def job_heading() -> list[str]:
+    """Return the overrides that distinguish a job of -m from the others; none for a single run."""
+    return [" ".join(HydraConfig.get().overrides.task)] if is_multirun() else []
+
+
 def split_slurm_settings(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Return (arguments, launcher settings). The arguments are those of a multirun whose jobs Hydra
     runs in this process; the settings are those given to hydra/launcher=slurm, as NAME=VALUE, or

@@ -96,8 +96,7 @@ def model_lines(config: RunConfig) -> Iterator[Line]:
             text = f"{config.model.url} answers; it lists {names}: choose with model.name=NAME"
             yield OK, name, text
             return
-        missing = list(missing_lines(model_spec(config.model)))
-        if missing:
+        if missing := list(missing_lines(model_spec(config.model))):
             yield from missing
             return
         spec = model_spec(model_here(config))

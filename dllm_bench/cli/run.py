@@ -156,8 +156,7 @@ def show_record(record: RunRecord, known: RunRecord | None, store: Store, brief:
     """
     made = [f"nothing was decoded, {looked_up([known])}"] if known else []
     if brief:
-        warnings = [f"warning: {text}" for text in record.warnings]
-        parts = [headline(record), *made, *warnings]
+        parts = [headline(record), *made, *(f"warning: {text}" for text in record.warnings)]
         print_lines([f"{record.spec.folder}: {' · '.join(parts)}"])
     else:
         print_lines([*summary(record), *made, f"stored in {store.path(record.spec)}"])
@@ -179,8 +178,9 @@ def overview(records: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def print_estimate(cfg: Any) -> None:
-    """Print the estimated cost of one configuration from Hydra; nothing is run or loaded."""
-    print_lines(estimate_lines(compose.composed_job(cfg)))
+    """Print the estimated cost of one configuration from Hydra, with -m after its overrides;
+    nothing is run or loaded."""
+    print_lines([*compose.job_heading(), *estimate_lines(compose.composed_job(cfg))])
 
 
 def estimate_lines(config: RunConfig) -> Iterator[str]:
