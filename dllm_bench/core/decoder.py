@@ -98,7 +98,7 @@ class BlockLength(Number):
     """Number of positions of a block."""
 
     def __str__(self) -> str:
-        return f"blocks of {self.value}"
+        return f"blocks of {self.value} (decoder.schedule.block)"
 
 
 class MostBranches(Number):
