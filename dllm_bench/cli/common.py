@@ -43,18 +43,18 @@ def choice_of(group: str) -> Callable[[str], str]:
     return name_in
 
 
-def positive(kind: type, words: str, several: bool = False) -> Callable[[str], Any]:
+def positive(kind: type, words: str, several: bool = False, low: float = 0) -> Callable[[str], Any]:
     """Return the argument parser's type for a number above zero, or several with commas between.
 
-    words: what the numbers are.
+    words: what the numbers are; low: the smallest one.
     """
 
     def numbers_in(text: str) -> Any:
         with suppress(ValueError):
             numbers = tuple(map(kind, text.split(",") if several else [text]))
-            if all(0 < number < inf for number in numbers):
+            if all(0 < number < inf and number >= low for number in numbers):
                 return numbers if several else numbers[0]
-        raise ArgumentTypeError(f"{text!r} is not {words} above zero")
+        raise ArgumentTypeError(f"{text!r} is not {words}")
 
     return numbers_in
 
@@ -63,10 +63,10 @@ TYPES = {
     "int": int,
     "float": float,
     "path": Path,
-    "positive_int": positive(int, "a whole number"),
-    "positive_ints": positive(int, "a whole number", several=True),
-    "positive_float": positive(float, "a number"),
-    "positive_floats": positive(float, "a number", several=True),
+    "positive_int": positive(int, "a whole number above zero"),
+    "positive_ints": positive(int, "a whole number above zero", several=True),
+    "positive_float": positive(float, "a number above zero"),
+    "rates": positive(float, "a number from 1e-6 up", several=True, low=1e-6),
     **{group: choice_of(group) for group in ("model", "decoder", "benchmark")},
 }
 """The types of arguments that `commands.yaml` names."""
