@@ -75,6 +75,9 @@ def export(arguments: Namespace) -> int:
     """Write runs in one of the forms, or a decoder, and list the files."""
     kind, *rest = arguments.words
     if kind == CUSTOM_GENERATE:
+        for option in ("out", "dataset", "task", "organization"):
+            if getattr(arguments, option):
+                raise DllmBenchError(f"--{option} is for runs; leave it out: --to is the folder.")
         return export_decoder(rest, Path(arguments.to))
     require_known("form", arguments.to, FORMS)
     if arguments.to == "eee" and not arguments.organization:
@@ -102,13 +105,12 @@ def export_decoder(words: list[str], folder: Path) -> int:
         raise DllmBenchError(f"export {CUSTOM_GENERATE} needs a decoder: a name of conf/decoder.")
     from dllm_bench.api.compose import compose_decoder
 
-    name, *settings = words
-    plain = compose_decoder(name, settings)
+    plain = compose_decoder(words[0], words[1:])
     # torch takes seconds to import: only after the names were checked
     from dllm_bench.api import custom_generate
 
     with explain_write_errors(folder):
-        paths = custom_generate.export(name, decoder_of(plain), folder)
+        paths = custom_generate.export(words[0], decoder_of(plain), folder)
         return print_lines(f"written: {path}" for path in paths)
 
 
