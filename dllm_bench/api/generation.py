@@ -291,6 +291,8 @@ def generate(
     batch, seed = as_whole("batch", batch, Positive), as_whole("seed", seed, Seed)
     if max_new_tokens is not None:
         max_new_tokens = as_whole("max_new_tokens", max_new_tokens, Positive)
+    if not (on_commit is None or callable(on_commit)):
+        raise DllmBenchError(f"generate has on_commit {on_commit!r}; give a function, or None.")
     if on_commit is not None and batch != 1:
         raise DllmBenchError(
             f"on_commit follows one request at a time, and batch={batch} was given; leave one out."
@@ -450,9 +452,8 @@ class PromptGenerator:
     def _name(self, ids: tuple[int, ...]) -> str:
         """Return the id of a request, from its tokens and how often they came."""
         key = hashlib.sha256(repr(ids).encode()).hexdigest()
-        name = f"{key}#{self.seen[key]}"
         self.seen[key] += 1
-        return name
+        return f"{key}#{self.seen[key] - 1}"
 
     def __call__(self, prompt: Prompt, max_new_tokens: int, stop: tuple[str, ...]) -> str:
         """Return the text for a prompt."""

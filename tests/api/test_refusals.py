@@ -97,6 +97,7 @@ def unknown_class(_: Path) -> None:
         (generate("2 +", stop="."), "stop '.'; give a list"),
         (generate("2 +", "a\udc80b"), "A prompt cannot be encoded .*valid Unicode"),
         (generate("2 +", seed="a"), "seed 'a'; give a whole number of 0 or more"),
+        (lambda _: db.generate("", "2", "ar", on_commit=3), "on_commit 3; give a function"),
         (lambda _: db.compare(1, 2), "A run is 1; give a record or the hash"),
         (lambda _: db.compare(), "compare got none; name two or more"),
         (lambda _: db.compare(["a", "b"]), r"compare got \['a', 'b'\]; name two or more, one by"),
