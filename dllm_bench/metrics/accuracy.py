@@ -21,6 +21,8 @@ RESAMPLES = 2000
 """Resamples of a bootstrap."""
 LEVEL = 0.95
 """Confidence level of all intervals."""
+NEARLY = 1e-9
+"""Scores closer than this are equal: they are sums of floats."""
 
 
 @dataclass(frozen=True)
@@ -259,5 +261,5 @@ def compare(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Effect:
     one, other = ([side[key] for key in shared] for side in (ours, theirs))
     if is_binary([*one, *other]):
         return paired_shares([(one, other)])
-    differences = [a - b for a, b in zip(one, other, strict=True)]
+    differences = [a - b if abs(a - b) > NEARLY else 0.0 for a, b in zip(one, other, strict=True)]
     return Effect(fmean(differences), *bootstrap(differences, seed=0), len(shared))

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, TypeVar
 from dllm_bench.benchmarks.items import item_id_of, repetition_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import accuracy, definitions
-from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES
+from dllm_bench.metrics.accuracy import LEVEL, NEARLY, RESAMPLES
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import CUT, SCORE, Cell, Query, TableMetric
@@ -40,7 +40,6 @@ from dllm_bench.tables.spec import CUT, SCORE, Cell, Query, TableMetric
 PERCENT = 100
 ALPHA = 3.0  # of AUP: decay rate of the weight of lower scores
 DROP = 5.0  # of AUP: points of score that may be lost
-NEARLY = 1e-9  # scores are sums of floats
 DIGITS = 9  # kept of resampled numbers; later digits of float sums depend on the processor
 LARGEST_EXPONENT = 300.0
 KEPT = 512  # numbers of runs that are remembered, since cells of a table share them

@@ -86,8 +86,8 @@ def test_runs_are_compared_on_shared_samples_only() -> None:
 
 
 def test_equal_runs_do_not_differ_and_slightly_better_ones_by_paired_bootstrap_do() -> None:
-    for values in ({"a": 1.0, "b": 0.0}, {"a": 0.3, "b": 0.6}):
-        assert not compare(values, dict(values)).differs
+    for a, b, noise in ((1.0, 0.0, 0.0), (0.1, 0.6, 0.0), (0.1, 0.6, 1e-16)):
+        assert not compare({"a": a, "b": b}, {"a": a + noise, "b": b + noise}).differs
     ours = {str(i): random.Random(i).random() for i in range(100)}
     found = compare(ours, {key: value - 0.02 for key, value in ours.items()})
     assert found.differs and found.p_value is None
