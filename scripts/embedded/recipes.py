@@ -114,8 +114,8 @@ class Recipe:
     seed: int = 1
     pool_seed: int = 1
     """Seed of the generated problems."""
-    batch_tokens: int = 6144
-    pool_size: int = 200_000
+    batch_tokens: int = 3072
+    pool_size: int = 60_000
     """Problems of each task."""
 
     @property
@@ -153,13 +153,13 @@ class Recipe:
 def _fine_tuned(name: str, data: Shares, start: str, seed: int, chat: bool = False) -> Recipe:
     """Return a Dream for texts of free wording, from one of fixed wording."""
     phase = Phase("masked", 2400, 1600, 2e-3, data, STORY_STATES, FREE_ROWS, padding=0.1)
-    return _of_free_wording(name, phase, start, seed, chat)
+    return Recipe(name, "dream", (phase,), start, chat, seed=seed)
 
 
 def _d2f_adapter(name: str, data: Shares, start: str, seed: int, chat: bool = False) -> Recipe:
     """Return a D2F adapter on such a Dream."""
     phase = Phase("rising", 6000, 4200, 3e-3, data, lengths=FREE_ROWS)
-    return _of_free_wording(name, phase, start, seed, chat, lora_rank=32)
+    return Recipe(name, "dream", (phase,), start, chat, lora_rank=32, seed=seed)
 
 
 def _free_llada(name: str, seed: int) -> Recipe:
@@ -168,31 +168,7 @@ def _free_llada(name: str, seed: int) -> Recipe:
         Phase("masked", 4000, 2600, 2e-3, FREE_BOTH, STORY_STATES, FREE_ROWS, padding=0.1),
         Phase("masked", 1000, 700, 1.5e-3, FREE_THREE, STORY_STATES, FREE_ROWS, padding=0.1),
     )
-    return Recipe(
-        name,
-        "llada",
-        phases,
-        start="tiny-llada",
-        seed=seed,
-        pool_size=60_000,
-        batch_tokens=3072,
-    )
-
-
-def _of_free_wording(
-    name: str, phase: Phase, start: str, seed: int, chat: bool, lora_rank: int = 0
-) -> Recipe:
-    return Recipe(
-        name,
-        "dream",
-        (phase,),
-        start=start,
-        chat=chat,
-        lora_rank=lora_rank,
-        seed=seed,
-        pool_size=60_000,
-        batch_tokens=3072,
-    )
+    return Recipe(name, "llada", phases, start="tiny-llada", seed=seed)
 
 
 RECIPES: dict[str, Recipe] = {
@@ -202,12 +178,16 @@ RECIPES: dict[str, Recipe] = {
             "tiny-trunk",
             "dream",
             (Phase("causal", 1100, 300, 3e-3, lengths=SHORT, prefer_long=False),),
+            batch_tokens=6144,
+            pool_size=200_000,
         ),
         Recipe(
             "tiny-qwen3-fixed",
             "qwen3",
             (Phase("causal", 4000, 1600, 3e-3),),
             seed=5,
+            batch_tokens=6144,
+            pool_size=200_000,
         ),
         Recipe(
             "tiny-trunk-five",
@@ -215,8 +195,6 @@ RECIPES: dict[str, Recipe] = {
             (Phase("causal", 3000, 1500, 2.5e-3, READING, lengths=BLOCKWISE),),
             start="tiny-dream-base",
             seed=11,
-            pool_size=60_000,
-            batch_tokens=3072,
         ),
         Recipe(
             "tiny-trunk-qwen3",
@@ -224,8 +202,6 @@ RECIPES: dict[str, Recipe] = {
             (Phase("causal", 3000, 1500, 2.5e-3, READING, lengths=BLOCKWISE),),
             start="tiny-qwen3-fixed",
             seed=18,
-            pool_size=60_000,
-            batch_tokens=3072,
         ),
         Recipe(
             "tiny-llada",
@@ -236,8 +212,6 @@ RECIPES: dict[str, Recipe] = {
             ),
             start="tiny-trunk-five",
             seed=12,
-            pool_size=60_000,
-            batch_tokens=3072,
         ),
         Recipe(
             "tiny-llada-moe",
@@ -245,8 +219,6 @@ RECIPES: dict[str, Recipe] = {
             (Phase("masked", 1500, 1000, 2e-3, WEAK, lengths=CANVAS, padding=0.1),),
             start="tiny-llada",
             seed=13,
-            pool_size=60_000,
-            batch_tokens=3072,
         ),
         Recipe(
             "tiny-sdar",
@@ -254,7 +226,6 @@ RECIPES: dict[str, Recipe] = {
             (Phase("blocks", 3200, 1600, 2.5e-3, ALL, lengths=BLOCKWISE, block=4),),
             start="tiny-trunk-qwen3",
             seed=14,
-            pool_size=60_000,
             batch_tokens=2048,
         ),
         Recipe(
@@ -274,8 +245,6 @@ RECIPES: dict[str, Recipe] = {
             ),
             start="tiny-llada2-fixed",
             seed=56,
-            pool_size=60_000,
-            batch_tokens=3072,
         ),
         Recipe(
             "tiny-llada2-fixed",
@@ -287,7 +256,6 @@ RECIPES: dict[str, Recipe] = {
             ),
             start="tiny-sdar",
             seed=15,
-            pool_size=60_000,
             batch_tokens=2048,
         ),
         Recipe(
@@ -296,7 +264,6 @@ RECIPES: dict[str, Recipe] = {
             (Phase("edits", 400, 200, 1.5e-3, SUMS, lengths=BLOCKWISE, block=32, padding=0.1),),
             start="tiny-llada2-fixed",
             seed=24,
-            pool_size=60_000,
             batch_tokens=2048,
         ),
         Recipe(
@@ -308,7 +275,6 @@ RECIPES: dict[str, Recipe] = {
             ),
             start="tiny-qwen3-fixed",
             seed=24,
-            pool_size=60_000,
             batch_tokens=1024,
         ),
         Recipe(
@@ -318,7 +284,7 @@ RECIPES: dict[str, Recipe] = {
             start="tiny-dream-base",
             chat=True,
             seed=16,
-            pool_size=60_000,
+            batch_tokens=6144,
         ),
         Recipe(
             "tiny-dream-base",
@@ -329,6 +295,8 @@ RECIPES: dict[str, Recipe] = {
             ),
             start="tiny-trunk",
             seed=3,
+            batch_tokens=6144,
+            pool_size=200_000,
         ),
         Recipe(
             "tiny-dream-instruct",
@@ -336,6 +304,8 @@ RECIPES: dict[str, Recipe] = {
             (Phase("masked", 1600, 1200, 1.5e-3),),
             start="tiny-dream-base",
             chat=True,
+            batch_tokens=6144,
+            pool_size=200_000,
         ),
         Recipe(
             "tiny-llada-long",
@@ -343,8 +313,6 @@ RECIPES: dict[str, Recipe] = {
             (Phase("masked", 1300, 900, 2e-3, STORY, STORY_STATES, STORIES, padding=0.1),),
             start="tiny-llada",
             seed=21,
-            pool_size=60_000,
-            batch_tokens=3072,
         ),
         Recipe(
             "tiny-llada-parallel",
@@ -352,7 +320,6 @@ RECIPES: dict[str, Recipe] = {
             (Phase("masked", 1000, 700, 2e-3, PARALLEL, (0.70, 0.15, 0.15), LINES, padding=0.1),),
             start="tiny-llada",
             seed=25,
-            pool_size=60_000,
             batch_tokens=2048,
         ),
         Recipe(
@@ -360,7 +327,6 @@ RECIPES: dict[str, Recipe] = {
             "diffusion_gemma",
             (Phase("canvas", 1400, 1000, 4e-3, PARALLEL, lengths=NO_SQUARES, padding=0.1),),
             seed=71,
-            pool_size=60_000,
             batch_tokens=1600,
         ),
         Recipe(
@@ -369,8 +335,6 @@ RECIPES: dict[str, Recipe] = {
             (Phase("masked", 1600, 1000, 2e-3, STORY, STORY_STATES, STORIES, padding=0.1),),
             start="tiny-dream-base",
             seed=23,
-            pool_size=60_000,
-            batch_tokens=3072,
         ),
         Recipe(
             "tiny-d2f-dream-long",
@@ -379,8 +343,6 @@ RECIPES: dict[str, Recipe] = {
             start="tiny-dream-long",
             lora_rank=16,
             seed=22,
-            pool_size=60_000,
-            batch_tokens=3072,
         ),
         _fine_tuned("tiny-dream-base-free", FREE, "tiny-dream-base", 31),
         _fine_tuned("tiny-dream-instruct-free", FREE, "tiny-dream-instruct", 32, chat=True),
@@ -408,8 +370,6 @@ RECIPES: dict[str, Recipe] = {
             ),
             start="tiny-llada-free",
             seed=13,
-            pool_size=60_000,
-            batch_tokens=3072,
         ),
         Recipe(
             "tiny-qwen3",
@@ -417,7 +377,6 @@ RECIPES: dict[str, Recipe] = {
             (Phase("causal", 3000, 1800, 2.5e-3, OPEN, lengths=STORIES),),
             start="tiny-qwen3-fixed",
             seed=53,
-            pool_size=60_000,
             batch_tokens=4096,
         ),
         Recipe(
@@ -431,7 +390,6 @@ RECIPES: dict[str, Recipe] = {
             ),
             start="tiny-qwen3",
             seed=61,
-            pool_size=60_000,
             batch_tokens=1536,
         ),
         Recipe(
@@ -440,7 +398,6 @@ RECIPES: dict[str, Recipe] = {
             (Phase("strides", 447, 0, 2e-3, FREE, lengths=FREE_ROWS, block=3, padding=0.1),),
             start="tiny-qwen3",
             seed=62,
-            pool_size=60_000,
             batch_tokens=1536,
         ),
         Recipe(
@@ -449,6 +406,8 @@ RECIPES: dict[str, Recipe] = {
             (Phase("rising", 1000, 700, 3e-3),),
             start="tiny-dream-base",
             lora_rank=16,
+            batch_tokens=6144,
+            pool_size=200_000,
         ),
         Recipe(
             "tiny-d2f-dream-instruct",
@@ -457,6 +416,8 @@ RECIPES: dict[str, Recipe] = {
             start="tiny-dream-instruct",
             chat=True,
             lora_rank=16,
+            batch_tokens=6144,
+            pool_size=200_000,
         ),
         Recipe(
             "tiny-d2f-diffucoder",
@@ -466,7 +427,7 @@ RECIPES: dict[str, Recipe] = {
             chat=True,
             lora_rank=16,
             seed=17,
-            pool_size=60_000,
+            batch_tokens=6144,
         ),
     )
 }
