@@ -187,24 +187,21 @@ def _dream_config(sizes: NetworkSizes) -> dict[str, Any]:
 
 
 def _fast_dllm_v2_config(sizes: NetworkSizes) -> dict[str, Any]:
-    own = {
+    return _dream_config(sizes) | {
         "architectures": ["Fast_dLLM_QwenForCausalLM"], "model_type": "Fast_dLLM_Qwen",
         "bd_size": 32,
     }  # fmt: skip
-    return _dream_config(sizes) | own
 
 
 def _qwen3_config(sizes: NetworkSizes) -> dict[str, Any]:
-    own = {
+    return _dream_config(sizes) | {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": sizes.head_dim,
         "attention_bias": False,
     }  # fmt: skip
-    return _dream_config(sizes) | own
 
 
 def _sdar_config(sizes: NetworkSizes) -> dict[str, Any]:
-    own = {"architectures": ["SDARForCausalLM"], "model_type": "sdar"}
-    return _qwen3_config(sizes) | own
+    return _qwen3_config(sizes) | {"architectures": ["SDARForCausalLM"], "model_type": "sdar"}
 
 
 def _wedlm_config(sizes: NetworkSizes) -> dict[str, Any]:
@@ -214,7 +211,7 @@ def _wedlm_config(sizes: NetworkSizes) -> dict[str, Any]:
 
 def _llada_moe_config(sizes: NetworkSizes) -> dict[str, Any]:
     assert sizes.experts
-    own = {
+    return _qwen3_config(sizes) | {
         "architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "qk_layernorm": True,
         "clip_qkv": None, "partial_rotary_factor": 1, "num_experts": sizes.experts.count,
         "num_experts_per_tok": sizes.experts.top_k, "expert_intermediate_size": sizes.experts.size,
@@ -223,12 +220,11 @@ def _llada_moe_config(sizes: NetworkSizes) -> dict[str, Any]:
         "moe_router_enable_expert_bias": False, "norm_topk_prob": False,
         "routed_scaling_factor": 1, "router_num_group": None,
     }  # fmt: skip
-    return _qwen3_config(sizes) | own
 
 
 def _llada2_config(sizes: NetworkSizes) -> dict[str, Any]:
     assert sizes.experts
-    own = {
+    return _qwen3_config(sizes) | {
         "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "use_qk_norm": True,
         "use_qkv_bias": False, "use_bias": False, "norm_head": False, "score_function": "sigmoid",
         "moe_router_enable_expert_bias": True, "partial_rotary_factor": 1.0,
@@ -237,7 +233,6 @@ def _llada2_config(sizes: NetworkSizes) -> dict[str, Any]:
         "n_group": 1, "topk_group": 1, "routed_scaling_factor": sizes.experts.scale,
         "norm_topk_prob": True, "first_k_dense_replace": sizes.experts.dense_layers,
     }  # fmt: skip
-    return _qwen3_config(sizes) | own
 
 
 CONFIGS = {
