@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from html import escape
@@ -61,14 +61,18 @@ class Setting:
 
 def page_tables() -> str:
     """Return a table for each slot, and one of the settings that all decoders of a loop share."""
-    parts = [f"## {slot}\n\n{table(list(settings_of_slot(slot)))}" for slot in SLOTS]
-    return "\n\n".join([*parts, f"## Whole decoders\n\n{table(list(settings_of_loops()))}"])
+    parts = {slot: settings_of_slot(slot) for slot in SLOTS}
+    parts["Whole decoders"] = settings_of_loops()
+    return "\n\n".join(
+        f"## {name}\n\n{markdown_table(HEADER, [one.cells() for one in settings])}"
+        for name, settings in parts.items()
+    )
 
 
-def table(settings: list[Setting]) -> str:
-    """Return the settings as a table in Markdown."""
-    lines = [HEADER, ("---",) * len(HEADER), *(setting.cells() for setting in settings)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    cells = (titles, ("---",) * len(titles), *rows)
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def settings_of_slot(slot: str) -> Iterator[Setting]:

@@ -36,10 +36,9 @@ from dllm_bench.tables.plan import Planner
 from dllm_bench.tables.render import TIMING_MARKS
 from dllm_bench.tables.spec import EMBEDDED
 from scripts.embedded.card import measured
-from scripts.piece_settings import page_tables
+from scripts.piece_settings import markdown_table, page_tables
+from scripts.update_reference import REFERENCE, ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = ROOT / "results" / "reference"
 TABLE = REFERENCE / "tables" / "lopa" / "table4.md"
 FINDINGS = ROOT / "docs" / "findings.md"
 MODEL, SECTION = "## D2F-Dream-Instruct", "### GSM8K 4-shot"
@@ -53,6 +52,9 @@ STATED, STATED_END = "<!-- evidence:begin -->", "<!-- evidence:end -->"
 PIECES, PIECES_END = "<!-- pieces:begin -->", "<!-- pieces:end -->"
 FIGURES, FIGURES_END = "<!-- figures:begin -->", "<!-- figures:end -->"
 LISTED, LIST_END = "<!-- library:begin -->", "<!-- library:end -->"
+DECODER_TITLES = (
+    "Decoder|Paper and rule|Pieces|Recorded cases|Differs from the released code".split("|")
+)
 USUAL = {"explore": "greedy", "revise": "none", "stop": "filled", "cache": "none"}  # not listed
 GROUPS = ("cases", "runs", "extra_runs", "sampled_runs")  # of a recorded file that is not a list
 GOLDEN = Path(os.environ.get("DLLM_BENCH_GOLDEN", ROOT.parent / "shared" / "golden"))
@@ -103,21 +105,13 @@ def between(text: str, begin: str, body: str, end: str) -> str:
 
 def library() -> str:
     """Return a row for every decoder of conf/decoder: what its yaml says of it, and its pieces."""
-    header = [
-        "Decoder",
-        "Paper and rule",
-        "Pieces",
-        "Recorded cases",
-        "Differs from the released code",
-    ]
-    rows = [row(name) for name in options("decoder")]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, ["---"] * 5, *rows])
+    return markdown_table(DECODER_TITLES, map(row, options("decoder")))
 
 
 def figure_list() -> str:
     """Return a row for every figure: its name, which the commands take, and its title."""
-    rows = (f"| `{name}` | {title_of('figure', name)} |" for name in names_of("figure"))
-    return "\n".join(["| Figure | Shows |", "| --- | --- |", *rows])
+    rows = ((f"`{name}`", title_of("figure", name)) for name in names_of("figure"))
+    return markdown_table(("Figure", "Shows"), rows)
 
 
 def row(name: str) -> list[str]:

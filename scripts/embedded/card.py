@@ -14,6 +14,7 @@ from dllm_bench.metrics.definitions import measure
 from dllm_bench.site.texts import percent
 from dllm_bench.store.record import RunRecord
 from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
+from scripts.piece_settings import markdown_table
 
 OBJECTIVES = {
     "causal": "next token under causal attention on the answer (autoregressive)",
@@ -88,9 +89,9 @@ def measured(card: str, records: Sequence[RunRecord]) -> str:
     lengths = sorted({record.spec.benchmark.max_new_tokens for record in records})
     note = MEASURED_NOTE.format(tokens=" or ".join(map(str, lengths)))
     titles = ("task", "decoder", "settings", "n", "score %", "tpf/emitted", "run")
-    parts = [note, table(titles, rows)]
+    parts = [note, markdown_table(titles, rows)]
     if gains := sorted(_gains(records)):
-        parts += [GAINS_NOTE, table(("task", "settings", "n", "gain, points"), gains)]
+        parts += [GAINS_NOTE, markdown_table(("task", "settings", "n", "gain, points"), gains)]
     return "\n\n".join([head, *parts]) + "\n"
 
 
@@ -143,12 +144,6 @@ def _settings(decoder: Mapping[str, Any]) -> str:
     if anneal := decoder.get("anneal"):
         parts.append(f"temperature {anneal['first']:g} to {anneal['last']:g}")
     return ", ".join(parts)
-
-
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a markdown table."""
-    cells = (titles, ("---",) * len(titles), *rows)
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def render(recipe: Recipe, wall_s: float) -> str:
