@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dllm_bench.site.texts import align
 from dllm_bench.store.provenance import environment
 from scripts.perf import device, measures
 
@@ -61,14 +62,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return rows as a text table."""
     if not rows:
         return "  nothing to measure on this machine"
-    names = list(rows[0]) + [name for name in rows[-1] if name not in rows[0]]
+    names = list(rows[0] | rows[-1])
     cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        for line in cells
-    ]
-    return "\n".join(f"  {line}".rstrip() for line in lines)
+    return "\n".join(f"  {line}".rstrip() for line in align(cells))
 
 
 def _cell(value: Any) -> str:

@@ -71,11 +71,10 @@ def in_turns(cases: Mapping[str, Case], rounds: int) -> dict[str, Row]:
             numbers = case()
             if index:
                 measured[name].append(numbers)
-    return {name: {key: _median(rows, key) for key in rows[0]} for name, rows in measured.items()}
-
-
-def _median(rows: list[Mapping[str, float]], key: str) -> float:
-    return round(median(row[key] for row in rows), 4)
+    return {
+        name: {key: round(median(row[key] for row in rows), 4) for key in rows[0]}
+        for name, rows in measured.items()
+    }
 
 
 # --- a: the parts of a step ---------------------------------------------------------------------
@@ -148,10 +147,8 @@ def _rounds_case(decoder: SpeculativeDecoder, request: Request) -> Case:
     def case() -> Row:
         watch = Watch()
         timed: Any = TimedModel(models.embedded("tiny-qwen3").denoiser, watch)
-        started = watch.now()
-        generation = decoder.generate(timed, request)
-        whole_s, rounds = watch.now() - started, len(generation.trace)
-        forward_s = watch.spent_s["forward"]
+        generation, whole_s = watch.clocked(decoder.generate, timed, request)
+        forward_s, rounds = watch.spent_s["forward"], len(generation.trace)
         return {"forward": 1000 * forward_s / rounds, "rest": 1000 * (whole_s - forward_s) / rounds}
 
     return case
@@ -227,18 +224,13 @@ def _ratio(
     tokens: dict[str, list[int]] = {}
 
     def own() -> Row:
-        watch = Watch()
-        started = watch.now()
-        generation = decoder.generate(model, request)
-        spent = watch.now() - started
+        generation, spent_s = Watch().clocked(decoder.generate, model, request)
         tokens["own"] = list(generation.ids)
-        return {"rate": len(generation.trace) / spent}
+        return {"rate": len(generation.trace) / spent_s}
 
     def other() -> Row:
-        watch = Watch()
-        started = watch.now()
-        tokens["plain"], made = plain.generate(request, steps)
-        return {"rate": made / (watch.now() - started)}
+        (tokens["plain"], made), spent_s = Watch().clocked(plain.generate, request, steps)
+        return {"rate": made / spent_s}
 
     found = in_turns({"own": own, "plain": other}, rounds)
     both = found["own"]["rate"], found["plain"]["rate"]
@@ -361,11 +353,10 @@ def _unbatched_and_batched(name: str, model: str, size: Size) -> Row:
     texts: dict[int, dict[str, tuple[int, ...]]] = {}
 
     def case(batch: int) -> Row:
-        watch = Watch()
-        started = watch.now()
-        found: list[Generation] = list(decoder.generate_stream(denoiser, requests, batch))
+        stream = decoder.generate_stream(denoiser, requests, batch)
+        found, spent_s = Watch().clocked(list[Generation], stream)
         texts[batch] = {generation.request_id: generation.ids for generation in found}
-        return {"rate": len(requests) / (watch.now() - started)}
+        return {"rate": len(requests) / spent_s}
 
     rates = in_turns({str(n): lambda n=n: case(n) for n in (1, BATCH)}, size.rounds)
     one, many = rates["1"]["rate"], rates[str(BATCH)]["rate"]

@@ -21,7 +21,7 @@ from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
 
-P = TypeVar("P", bound=Piece)
+P, T = TypeVar("P", bound=Piece), TypeVar("T")
 PARTS = ("forward", "score", "select", "bookkeeping")
 
 
@@ -40,11 +40,16 @@ class Watch:
             return time.process_time()
         return time.perf_counter()
 
-    def on(self, part: str, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `work` and return its result; its time is added to `part`."""
+    def clocked(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
+        """Call `work`; return its result, and the seconds it took."""
         started = self.now()
         result = work(*arguments)
-        self.spent_s[part] += self.now() - started
+        return result, self.now() - started
+
+    def on(self, part: str, work: Callable[..., T], *arguments: Any) -> T:
+        """Call `work` and return its result; its time is added to `part`."""
+        result, seconds = self.clocked(work, *arguments)
+        self.spent_s[part] += seconds
         return result
 
 
@@ -87,9 +92,8 @@ def split(
     select = timed(decoder.select, watch, "select", "__call__", "on_stall")
     timed_model: Any = TimedModel(model, watch)
     request = decoder.prepare(model, request)
-    started = watch.now()
-    generation = replace(decoder, score=score, select=select).generate(timed_model, request)
-    whole_s = watch.now() - started
+    watched = replace(decoder, score=score, select=select)
+    generation, whole_s = watch.clocked(watched.generate, timed_model, request)
     parts = {part: watch.spent_s[part] for part in PARTS[:3]}
     parts["bookkeeping"] = whole_s - sum(parts.values())
     return {part: 1000 * s / len(generation.trace) for part, s in parts.items()}, generation
