@@ -1,6 +1,7 @@
 """Model cards of the embedded models: the recipe, and scores from sealed runs of the model.
 
-Training writes the card without scores (`write`); `measured` adds them later.
+Training writes the card without scores (`write`), by the template card.md; `measured` adds them
+later.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dllm_bench.metrics.accuracy import paired_shares
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.site.texts import percent
 from dllm_bench.store.record import RunRecord
-from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
+from dllm_bench.training.loop import rendered
+from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Recipe
 from scripts.piece_settings import markdown_table
 
 OBJECTIVES = {
@@ -55,7 +57,6 @@ KINDS = {
     "diffusion_gemma": "uniform-state diffusion LM",
 }
 DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill that repeats facts"}
-AFTER_ANSWER = "- The answer is followed by `<|endoftext|>` to the end of the generation region."
 
 CHANGES = {
     ("dream", "llada"): " (biases dropped, key/value heads repeated)",
@@ -63,7 +64,6 @@ CHANGES = {
     ("qwen3", "fast_dllm_v2"): " (norms per head multiplied into q and k, biases begun at zero)",
     ("sdar", "llada2"): " (MLPs but the first cut into a shared and 4 experts of 96 neurons)",
 }
-UNMEASURED = "Not yet measured by decoding; see `training_log.json`."
 MEASURED = "## Measured"
 MEASURED_NOTE = """\
 Sealed runs of `dllm-bench run` on the test split: {tokens} new tokens, greedy unless a
@@ -147,80 +147,17 @@ def _settings(decoder: Mapping[str, Any]) -> str:
 
 
 def render(recipe: Recipe, wall_s: float) -> str:
-    """Return the card as markdown."""
+    """Return the card as Markdown."""
+    start = RECIPES[recipe.start] if recipe.start else None
     whole = KINDS.get(recipe.layout, "masked diffusion LM")
-    kind = f"LoRA adapter (r = {recipe.lora_rank})" if recipe.lora_rank else whole
-    shift = "position p is read from row p-1" if recipe.shift else "position p is read from row p"
-    about = (
-        f"A small {kind} in the {recipe.layout} layout ({shift}), trained by this project\n"
-        f"with `python -m scripts.embedded {recipe.name}`. MIT licence, as the package."
+    return rendered(
+        Path(__file__).with_name("card.md"),
+        recipe=recipe,
+        kind=f"LoRA adapter (r = {recipe.lora_rank})" if recipe.lora_rank else whole,
+        before=start.phases if start else (),
+        changes=CHANGES.get((start.layout, recipe.layout), "") if start else "",
+        objectives=OBJECTIVES,
+        prompts=PROMPTS,
+        drills=DRILLS,
+        minutes=wall_s / 60,
     )
-    sections = {
-        "Data": "\n".join(_data_lines(recipe)),
-        "Prompts": "\n".join(_prompt_lines(recipe)),
-        "Recipe": _recipe_section(recipe, wall_s),
-        MEASURED.removeprefix("## "): UNMEASURED,
-    }
-    parts = [f"# {recipe.name}", about]
-    parts += [f"## {name}\n\n{text}" for name, text in sections.items()]
-    return "\n\n".join(parts) + "\n"
-
-
-def _recipe_section(recipe: Recipe, wall_s: float) -> str:
-    phases = "\n".join(_phase_line(phase) for phase in recipe.phases)
-    return (
-        f"{_start_line(recipe)}\n\n{phases}\n\n"
-        f"Seed {recipe.seed}, {recipe.batch_tokens} tokens a step, {_optimizer(recipe)},\n"
-        "moving average of weights 0.998; rate flat, then cosine to zero.\n"
-        f"Wall time {wall_s / 60:.0f} minutes, one thread of 2 shared CPU cores."
-    )
-
-
-def _data_lines(recipe: Recipe) -> list[str]:
-    """Return the paragraph about the training data."""
-    drills = " and ".join(DRILLS[name] for name in recipe.drills)
-    *others, last = recipe.tasks
-    named = " and ".join([", ".join(others), last] if others else [last])
-    made = f"{recipe.pool_size:,} problems each, generator seed {recipe.pool_seed}"
-    lines = [
-        f"Generated: the train splits of {named} ({made}){'' if drills else '.'}",
-        f"and {drills}. " * bool(drills)
-        + "The splits share no problem (a hash of the content decides).",
-    ]
-    note = "The drill covers all equations, so test problems are new but their arithmetic is not."
-    return [*lines, note] if DRILL in recipe.drills else lines
-
-
-def _prompt_lines(recipe: Recipe) -> list[str]:
-    """Return how prompts and answers are written."""
-    chat = "- No chat template."
-    if recipe.chat:
-        chat = "- The user turn is exactly that prompt: `<|user|>{prompt}<|eot|><|assistant|>`."
-    return [*(f"- {task}: {PROMPTS[task]}" for task in recipe.tasks), AFTER_ANSWER, chat]
-
-
-def _optimizer(recipe: Recipe) -> str:
-    return "AdamW" if recipe.lora_rank else "Muon on block matrices and AdamW on the rest"
-
-
-def _start_line(recipe: Recipe) -> str:
-    if recipe.start is None:
-        return "From random weights."
-    phases = RECIPES[recipe.start].phases if recipe.start in RECIPES else ()
-    made = "; ".join(f"{p.objective}, {p.steps} steps" for p in phases)
-    note = CHANGES.get((RECIPES[recipe.start].layout, recipe.layout), "")
-    return f"From `{recipe.start}` ({made}){note}."
-
-
-def _phase_line(phase: Phase) -> str:
-    lengths = ", ".join(f"{length} ({share:.0%})" for length, share in phase.lengths)
-    rows = ", ".join(f"{name} {share:.0%}" for name, share in phase.data)
-    short = f"; EOS after the first counts {phase.padding:g}" if phase.padding != 1 else ""
-    blocks = f", blocks of {phase.block}" if phase.block else ""
-    line = f"- {phase.steps} steps, peak rate {phase.lr:g}, last {phase.decay_steps} decaying: "
-    line += f"{OBJECTIVES[phase.objective]}{blocks}{short}. Rows: {rows}; row lengths {lengths}."
-    if phase.objective == "masked":
-        whole, window, hard = phase.states
-        line += f" States: whole answer {whole:.0%}, windows of 1..32 with a clean left and a "
-        line += f"masked right side {window:.0%}, content tokens masked more often {hard:.0%}."
-    return line
