@@ -330,11 +330,8 @@ def frequent_tokens(texts: Sequence[TrainingText], count: int, vocab: int) -> tu
     """
     answers = Counter(token for text in texts for token in text.ids[text.prompt :])
     asked = Counter(token for text in texts for token in text.ids[: text.prompt])
-
-    def place(token: int) -> tuple[int, int, int]:
-        return -answers[token], -asked[token], token
-
-    return tuple(sorted(heapq.nsmallest(count, range(vocab), place)))
+    most = heapq.nsmallest(count, range(vocab), key=lambda token: (-answers[token], -asked[token]))
+    return tuple(sorted(most))
 
 
 # --- the target's outputs -------------------------------------------------------------------------

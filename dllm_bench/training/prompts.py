@@ -98,11 +98,8 @@ def hashed_order(folder: Path, count: int, seed: int) -> list[str]:
     Tasks are mixed as often as their rows occur. A smaller count gives the first of the same
     prompts. Raises DllmBenchError where there are fewer.
     """
-
-    def place(row: tuple[str, str]) -> str:
-        return hash_of([str(seed), *row])
-
-    chosen = heapq.nsmallest(count, _flan_rows(folder), key=place)
+    rows = _flan_rows(folder)
+    chosen = heapq.nsmallest(count, rows, key=lambda row: hash_of([str(seed), *row]))
     if len(chosen) < count:
         raise DllmBenchError(
             f"{count} prompts were asked for, {folder} holds {len(chosen)}; give fewer --prompts."
