@@ -47,11 +47,6 @@ EMITTED_HEAD = "Emitted tokens/s<br>(before the end of the text)"
 PAPERS_TPS = "Avg TPS<br>(the paper's: padding counts)"
 PLACE = 3  # of the emitted tokens/s among the columns
 HASH = re.compile(r"`(\w+)`")  # of a run, in the last column
-BEGIN, END = "<!-- table4:begin -->", "<!-- table4:end -->"
-STATED, STATED_END = "<!-- evidence:begin -->", "<!-- evidence:end -->"
-PIECES, PIECES_END = "<!-- pieces:begin -->", "<!-- pieces:end -->"
-FIGURES, FIGURES_END = "<!-- figures:begin -->", "<!-- figures:end -->"
-LISTED, LIST_END = "<!-- library:begin -->", "<!-- library:end -->"
 DECODER_TITLES = (
     "Decoder|Paper and rule|Pieces|Recorded cases|Differs from the released code".split("|")
 )
@@ -94,11 +89,12 @@ def emitted_speed(short: str) -> str:
 
 def quote(readme: str, table: str, emitted: Callable[[str], str] = emitted_speed) -> str:
     """Return the README with the excerpt between its markers."""
-    return between(readme, BEGIN, excerpt(table, emitted), END)
+    return between(readme, "table4", excerpt(table, emitted))
 
 
-def between(text: str, begin: str, body: str, end: str) -> str:
-    """Return the text with `body` between two markers."""
+def between(text: str, name: str, body: str) -> str:
+    """Return the text with `body` between the two markers of a name."""
+    begin, end = (f"<!-- {name}:{place} -->" for place in ("begin", "end"))
     head, rest = text.split(begin)
     return f"{head}{begin}\n{body}\n{end}{rest.split(end)[1]}"
 
@@ -185,7 +181,7 @@ def findings_page(found: Findings) -> str:
 
 def with_evidence(readme: str, found: Findings) -> str:
     """Return the README with what the verdicts rest on between its markers."""
-    return between(readme, STATED, statements(found).rstrip(), STATED_END)
+    return between(readme, "evidence", statements(found).rstrip())
 
 
 def update_cards(results: Path) -> None:
@@ -206,13 +202,13 @@ if __name__ == "__main__":
     found = stored_findings(planner, judge_stored(load_profile(EMBEDDED), planner))
     readme = ROOT / "README.md"
     readme.write_text(with_evidence(quote(readme.read_text(), TABLE.read_text()), found))
-    for name, begin, listed, end in (
-        ("decoders.md", LISTED, library(), LIST_END),
-        ("pieces.md", PIECES, page_tables(), PIECES_END),
-        ("reproduce.md", FIGURES, figure_list(), FIGURES_END),
+    for file, name, listed in (
+        ("decoders.md", "library", library()),
+        ("pieces.md", "pieces", page_tables()),
+        ("reproduce.md", "figures", figure_list()),
     ):
-        page = ROOT / "docs" / name
-        page.write_text(between(page.read_text(), begin, listed, end))
+        page = ROOT / "docs" / file
+        page.write_text(between(page.read_text(), name, listed))
     FINDINGS.write_text(findings_page(found))
     if results:
         update_cards(results)
