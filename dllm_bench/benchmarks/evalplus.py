@@ -172,10 +172,9 @@ class EvalPlusBenchmark(items.BenchmarkSettings, items.ItemsBenchmark):
         if self._template == DIFFUCODER:
             return WORDING["diffucoder"].format(prompt=text.rstrip("\n"))
         if self._template == INSTRUCT:
-            asked = asked_for(text)
-            turns = [("user", asked), ("assistant", WORDING["begun"])]
-            said = [{"role": role, "content": content} for role, content in turns]
-            return said if self.chat else f"{asked}\n{WORDING['begun']}"
+            asked, begun = asked_for(text), WORDING["begun"]
+            turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": begun}]
+            return turns if self.chat else f"{asked}\n{begun}"
         if self.instruction:
             text = f"{self.instruction}\n```python\n{text}```\n"
         return [{"role": "user", "content": text}]

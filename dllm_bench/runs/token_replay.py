@@ -55,6 +55,9 @@ class TokenReplay:
     """int8: whether the candidate was the final token, beyond the open blocks too; or `UNSEEN`."""
 
 
+ARRAYS = ("chance_SP", "rank_SP", "found_SP")
+
+
 class TokenLog:
     """The arrays of a `TokenReplay` while its request is decoded.
 
@@ -147,7 +150,7 @@ def replay(
     if list(generation.ids) != list(ids):
         return None
     steps = slice(len(generation.trace))
-    return TokenReplay(request.id, log.chance_SP[steps], log.rank_SP[steps], log.found_SP[steps])
+    return TokenReplay(request.id, *(getattr(log, name)[steps] for name in ARRAYS))
 
 
 def replayable(decoder: Decoder, run: str) -> MaskedDecoder:
@@ -207,7 +210,7 @@ def write_replays(path: Path, replays: Sequence[TokenReplay]) -> Path:
     """Store replays in one file, atomically, and return its path."""
     arrays: dict[str, Any] = {"ids": np.array([one.id for one in replays])}
     for index, one in enumerate(replays):
-        arrays |= {f"{index}.{f.name}": getattr(one, f.name) for f in fields(TokenReplay)[1:]}
+        arrays |= {f"{index}.{name}": getattr(one, name) for name in ARRAYS}
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
     return write_atomic(path, content.getvalue())
@@ -218,14 +221,13 @@ def read_replays(folder: Path) -> list[TokenReplay]:
     content = file_of_run(folder, FILE)
     if content is None:
         return []
-    names = [f.name for f in fields(TokenReplay)[1:]]
     try:
         with ZipFile(io.BytesIO(content)) as packed:
             if sum(one.file_size for one in packed.infolist()) > MAX_BYTES:
                 raise ValueError(f"it unpacks to more than {MAX_BYTES >> 20} MiB")
         with np.load(io.BytesIO(content)) as arrays:
             return [
-                TokenReplay(str(key), *(arrays[f"{index}.{name}"] for name in names))
+                TokenReplay(str(key), *(arrays[f"{index}.{name}"] for name in ARRAYS))
                 for index, key in enumerate(arrays["ids"])
             ]
     except Exception as error:  # zipfile and NumPy raise ten kinds for a damaged file

@@ -381,9 +381,9 @@ class AdapterTraining(Training):
             "target_modules": list(TARGETS) if has_usual_names else layers,
         }
         write_json(out / LORA_CONFIG, published)
-        weights = {name: w.detach().to("cpu", torch.bfloat16) for name, w in self.learned.items()}
+        stored = {n: w.to("cpu", torch.bfloat16).contiguous() for n, w in self.weights.items()}
         with atomic_path(out / f"{LORA_STEM}.safetensors") as temporary:
-            save_file({name: w.contiguous() for name, w in weights.items()}, temporary)
+            save_file(stored, temporary)
 
     def facts(self) -> dict[str, Any]:
         return {

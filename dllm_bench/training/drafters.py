@@ -216,11 +216,10 @@ def feature_layers(layers: int) -> tuple[int, ...]:
 
 def prompts_of(job: DrafterJob) -> list[str]:
     """Return the prompts of a job; a smaller job has the first of the same prompts."""
-    if job.flan is None:
-        return prompts.train_prompts(job.benchmarks, job.prompts, job.answers_seed)
-    each = -(-job.prompts // (len(job.benchmarks) + 1))
+    each = -(-job.prompts // (len(job.benchmarks) + (job.flan is not None)))
     given = [prompts.train_prompts((name,), each, job.answers_seed) for name in job.benchmarks]
-    given.append(prompts.hashed_order(job.flan, each, job.answers_seed))
+    if job.flan is not None:
+        given.append(prompts.hashed_order(job.flan, each, job.answers_seed))
     return [text for turn in zip(*given, strict=True) for text in turn][: job.prompts]
 
 

@@ -253,16 +253,12 @@ class Traces:
     def extended(self, prompts: Sequence[Sequence[Row]]) -> Traces:
         """Return the traces with the rows of the next prompts."""
         rows = [row for steps in prompts for row in steps]
-        confidence, right, masked = (torch.stack(part).cpu() for part in zip(*rows, strict=True))
+        done = self.done + len(prompts)
         counts = torch.tensor([len(steps) for steps in prompts])
-        index = torch.arange(self.done, self.done + len(prompts)).repeat_interleave(counts)
-        return Traces(
-            confidence_SW=torch.cat([self.confidence_SW, confidence]),
-            right_SW=torch.cat([self.right_SW, right]),
-            masked_SW=torch.cat([self.masked_SW, masked]),
-            prompt_S=torch.cat([self.prompt_S, index]),
-            done=self.done + len(prompts),
-        )
+        prompt_S = torch.arange(self.done, done).repeat_interleave(counts)
+        added = [*(torch.stack(part).cpu() for part in zip(*rows, strict=True)), prompt_S]
+        whole = map(torch.cat, zip(self.tensors.values(), added, strict=True))
+        return Traces(**dict(zip(self.tensors, whole, strict=True)), done=done)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Traces:
         """Return the traces with `change` applied to every tensor."""
