@@ -70,7 +70,7 @@ def _stratified(rng: torch.Generator, count: int) -> Tensor:
     return (torch.randperm(count, generator=rng) + _uniform(rng, count)) / count
 
 
-def _grid(batch: Batch) -> tuple[Tensor, Tensor]:
+def grid(batch: Batch) -> tuple[Tensor, Tensor]:
     """Return (offset_BL, answer_BL): distance from the answer's start; if it is 0 or more."""
     length = batch.ids_BL.shape[1]
     offset_BL = torch.arange(length)[None] - batch.prompt_B[:, None]
@@ -94,7 +94,7 @@ def causal(batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: in
 
 def _spoken(batch: Batch) -> Tensor:
     """Return weights of the answer and four EOS, and of the tokens that drills ask for; 1 a row."""
-    offset_BL, answer_BL = _grid(batch)
+    offset_BL, answer_BL = grid(batch)
     span_B = batch.total_B - batch.prompt_B + 4
     scored_BL = answer_BL & (offset_BL < span_B[:, None]) & ~batch.drill_B[:, None]
     return _per_row_mean((scored_BL | batch.asked_BL).float())
@@ -118,7 +118,7 @@ def masked(
     """
     count, length = batch.ids_BL.shape
     kind_B = torch.multinomial(torch.tensor(shares), count, replacement=True, generator=rng)
-    offset_BL, answer_BL = _grid(batch)
+    offset_BL, answer_BL = grid(batch)
     wide_B = torch.where(
         kind_B == 2, _choose(rng, WIDE_WINDOWS, count), _choose(rng, WINDOWS, count)
     )
@@ -183,11 +183,6 @@ def _drill_states(
     return hidden_BL, torch.where(drill_B1, _per_row_mean(asked_BL.float()), weights_BL)
 
 
-def _block_of(offset_BL: Tensor, size_B1: Tensor) -> Tensor:
-    """Block index of each position; -1 for the prompt."""
-    return torch.where(offset_BL < 0, -1, offset_BL // size_B1)
-
-
 def rising(
     batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int, full_share: float = 0.25
 ) -> Example:
@@ -199,9 +194,9 @@ def rising(
     masked. Cross-entropy at masked positions.
     """
     count, length = batch.ids_BL.shape
-    offset_BL, answer_BL = _grid(batch)
+    offset_BL, answer_BL = grid(batch)
     size_B1 = _choose(rng, WIDE_WINDOWS, count)[:, None]
-    block_BL = _block_of(offset_BL, size_B1)
+    block_BL = torch.where(offset_BL < 0, -1, offset_BL // size_B1)  # -1: the prompt
     used_B = (batch.total_B - batch.prompt_B) // size_B1[:, 0] + 1
     ratio_BJ = _rising_ratios(rng, count, length // 8 + 1, used_B)
     ratio_BL = ratio_BJ.gather(1, block_BL.clamp(min=0))
@@ -270,7 +265,7 @@ def _noised_blocks(
 def _near(batch: Batch, place_L: Tensor, size: int) -> Tensor:
     """Positions of the answer in the blocks up to that of the second EOS."""
     last_B = batch.total_B + 1 + place_L[0]
-    return _grid(batch)[1] & (place_L[None] // size <= (last_B // size)[:, None])
+    return grid(batch)[1] & (place_L[None] // size <= (last_B // size)[:, None])
 
 
 def _per_block_mean(counted_BL: Tensor, block_L: Tensor, least: float) -> Tensor:
@@ -328,7 +323,7 @@ def complementary(
     count, length = batch.ids_BL.shape
     number, place_L = -(-length // size), torch.arange(length) % size
     block_L = torch.arange(length) // size
-    near_BL = _grid(batch)[1] & (block_L[None] <= ((batch.total_B + 1) // size)[:, None])
+    near_BL = _near(batch, torch.arange(length), size)
     whole_BJ = _uniform(rng, count, number) < 0.4
     quarter_BJ = torch.randint(4, (count, number), generator=rng) * size // 4
     begin_BL = quarter_BJ.masked_fill(whole_BJ, 0)[:, block_L]
@@ -384,7 +379,7 @@ def strides(
     """
     length = batch.ids_BL.shape[1]
     place_L = torch.arange(length) + torch.randint(size, (1,), generator=rng)
-    offset_BL, answer_BL = _grid(batch)
+    offset_BL, answer_BL = grid(batch)
     told_BL = (offset_BL > 0) & (offset_BL <= (batch.total_B - batch.prompt_B + 1)[:, None])
     told_BL = (told_BL & ~batch.drill_B[:, None]) | batch.asked_BL
     weights_BL = _per_row_mean(told_BL * _counts(batch, padding))
@@ -414,9 +409,7 @@ def _beside_clean(
     targets_N = batch.ids_BL.reshape(-1)[torch.cat([masks, nexts])]
     before_BLL = (window_L[:, None] > window_L).expand_as(seen_BLL)
     causal_BLL = torch.ones(length, length, dtype=torch.bool).tril().expand_as(seen_BLL)
-    noised_rows = torch.cat([seen_BLL, before_BLL], 2)
-    clean_rows = torch.cat([torch.zeros_like(seen_BLL), causal_BLL], 2)
-    bias = torch.where(torch.cat([noised_rows, clean_rows], 1), 0.0, NEVER)[:, None]
+    bias = _bias_of_twins(seen_BLL, before_BLL, causal_BLL)[:, None]
     both_BL, twice_L = torch.cat([inputs_BL, batch.ids_BL], 1), torch.arange(length).repeat(2)
     return Example(both_BL, rows_N, targets_N, weights_N, bias, twice_L)
 
@@ -427,9 +420,16 @@ def twin_mask(length: int, size: int) -> Tensor:
     """
     block_L = torch.arange(length) // size
     own_LL, before_LL = block_L[:, None] == block_L, block_L[:, None] > block_L
-    noised_rows = torch.cat([own_LL, before_LL], dim=1)
-    clean_rows = torch.cat([torch.zeros_like(own_LL), own_LL | before_LL], dim=1)
-    return torch.where(torch.cat([noised_rows, clean_rows]), 0.0, NEVER)
+    return _bias_of_twins(own_LL, before_LL, own_LL | before_LL)
+
+
+def _bias_of_twins(own: Tensor, before: Tensor, clean: Tensor) -> Tensor:
+    """Additive mask (..., 2L, 2L) over [noised | clean]: noised text sees `own` of itself and
+    `before` of the clean text, which sees `clean` of itself.
+    """
+    clean_rows = torch.cat([torch.zeros_like(own), clean], -1)
+    seen = torch.cat([torch.cat([own, before], -1), clean_rows], -2)
+    return torch.where(seen, 0.0, NEVER)
 
 
 def causal_mask(length: int, size: int = 1) -> Tensor:

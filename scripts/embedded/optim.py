@@ -7,7 +7,7 @@ norms and biases; flat learning rate, then a cosine to zero; exponential moving 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,7 +88,8 @@ class Optimizer:
             part.zero_grad()
         self.count += 1
         decay = min(EMA_DECAY, self.count / (self.count + 10))
-        _lerp(self.average.values(), (t.detach() for t in self.tensors.values()), 1 - decay)
+        values = [t.detach() for t in self.tensors.values()]
+        torch._foreach_lerp_(list(self.average.values()), values, 1 - decay)  # one fused call
 
     def state(self) -> dict[str, Any]:
         """Everything a resumed training needs."""
@@ -100,8 +101,3 @@ class Optimizer:
         for part, saved in zip(self.parts, state["parts"], strict=True):
             part.load_state_dict(saved)
         self.average, self.count = state["average"], state["count"]
-
-
-def _lerp(averages: Iterable[Tensor], values: Iterable[Tensor], weight: float) -> None:
-    """Move all averages towards the values in one fused call."""
-    torch._foreach_lerp_(list(averages), list(values), weight)

@@ -392,8 +392,7 @@ def probe(training: ModelTraining, phase: Phase, trained: network.Weights, task:
     everything to its right is masked. Attention is that of the phase's objective.
     """
     batch, shift = training.probes[task], training.recipe.shift
-    offset_BL = torch.arange(batch.ids_BL.shape[1])[None] - batch.prompt_B[:, None]
-    answer_BL = offset_BL >= 0
+    _, answer_BL = objectives.grid(batch)
     hard_BL = training.vocabulary.hard_V[batch.ids_BL] & answer_BL
     hard_BL = torch.where(hard_BL.any(-1, keepdim=True), hard_BL, answer_BL)
     generator = torch.Generator().manual_seed(training.step)

@@ -125,13 +125,11 @@ DRY_ROWS = (2,)
 
 def reads(dry: bool) -> list[dict[str, Any]]:
     """Return one result per number of rows; none without a CUDA device and Triton."""
-    if dry:
-        copied = copied_per_s("cpu")
-        return [_compared(rows, copied, "cpu") for rows in DRY_ROWS]
-    if not torch.cuda.is_available() or not fused.works(torch.bfloat16):
+    if not dry and not (torch.cuda.is_available() and fused.works(torch.bfloat16)):
         return []
-    copied = copied_per_s("cuda")
-    return [_compared(rows, copied, "cuda") for rows in ROWS]
+    device, several = ("cpu", DRY_ROWS) if dry else ("cuda", ROWS)
+    copied = copied_per_s(device)
+    return [_compared(rows, copied, device) for rows in several]
 
 
 def _compared(rows: int, copied: float, device: str) -> dict[str, Any]:
