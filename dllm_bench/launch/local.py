@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -210,6 +210,7 @@ def take_next(waiting: list[tuple[RunSpec, ...]], previous: RunSpec | None) -> t
     return best
 
 
+@cache  # of all waiting runs, each time that a worker takes the next
 def _group(spec: RunSpec) -> str:
     """Return a key that is equal for runs with the same model and benchmark."""
     return digest([spec.model, spec.benchmark, spec.hardware, spec.inputs])
