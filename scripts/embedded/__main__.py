@@ -13,7 +13,7 @@ from scripts.embedded.train import train
 
 DESCRIPTION = """\
 Train one of the small models that ship with the package, from its recipe in
-scripts/embedded/recipes.py, and write a checkpoint folder in the published layout with tokenizer,
+scripts/embedded/recipes.yaml, and write a checkpoint folder in the published layout with tokenizer,
 model card and training log. Training takes minutes to hours on one CPU core; it prints a line with
 the time left every 200 steps and saves its state every two minutes. The same command resumes an
 interrupted training. A model that begins from another one reads it from the folder next to DIR, or

@@ -92,7 +92,7 @@ def train(
     """Train an embedded model and write its folder; returns the folder.
 
     `steps` caps every phase (for a quick check); `resume` continues from `out_dir`/state.pt;
-    `recipe` replaces the one in `recipes.py`. A model that starts from another one reads it from
+    `recipe` replaces the one in `recipes.yaml`. A model that starts from another one reads it from
     the folder next to `out_dir`, else from the package; a start that does not ship is trained in
     that folder first.
     """
@@ -245,11 +245,11 @@ def effective_weights(training: ModelTraining, trained: network.Weights) -> netw
 
 def draw_batch(training: ModelTraining, phase: Phase, rng: torch.Generator) -> data.Batch:
     """Return rows of all tasks and drills at one drawn length."""
-    lengths, shares = zip(*phase.lengths, strict=True)
+    lengths, shares = zip(*phase.lengths.items(), strict=True)
     length = lengths[int(torch.multinomial(torch.tensor(shares), 1, generator=rng))]
     rows = training.recipe.batch_tokens // length
-    counts = {name: round(rows * share) for name, share in phase.data}
-    counts[phase.data[0][0]] += rows - sum(counts.values())
+    counts = {name: round(rows * share) for name, share in phase.data.items()}
+    counts[next(iter(counts))] += rows - sum(counts.values())
     eos, long = training.vocabulary.eos_id, phase.prefer_long
     drills: dict[str, Callable[..., data.Batch]] = {
         DRILL: partial(data.draw_drills, training.equations_E6),

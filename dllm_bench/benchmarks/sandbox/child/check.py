@@ -74,35 +74,9 @@ def equal(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
     return type(got) is type(want) and close(got, want, tolerance)
 
 
-def same_value(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Compare without tolerance; a tuple equals the list of its members."""
-    return as_lists(got) == want
-
-
 def as_lists(value: Any) -> Any:
     """Return the value with lists in place of tuples, as JSON has them."""
     return [as_lists(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def same_set(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Compare as sets: order and repetition do not count."""
-    return set(got) == set(want)
-
-
-def same_presence(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Compare only whether there is a result (regular expression tasks)."""
-    found = got if isinstance(got, bool) else got is not None
-    return found == (want is not None)
-
-
-def anything(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Accept every result: the problem has no answer that can be checked."""
-    return True
-
-
-def equal_or_zero(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Accept an equal result, or zero."""
-    return got == 0 or equal(got, want, inputs, atol)
 
 
 def root(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
@@ -133,12 +107,22 @@ def digit_distance(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> b
 
 
 RULES: dict[str, Rule] = {
-    f.__name__: f
-    for f in (
-        equal, same_value, same_set, same_presence, anything, equal_or_zero, root, pyramid_surface,
-        digit_distance,
-    )
-}  # fmt: skip
+    "equal": equal,
+    # without tolerance; a tuple equals the list of its members
+    "same_value": lambda got, want, inputs, atol: as_lists(got) == want,
+    # order and repetition do not count
+    "same_set": lambda got, want, inputs, atol: set(got) == set(want),
+    # only whether there is a result (regular expression tasks)
+    "same_presence": lambda got, want, inputs, atol: (
+        (got if isinstance(got, bool) else got is not None) == (want is not None)
+    ),
+    # the problem has no answer that can be checked
+    "anything": lambda got, want, inputs, atol: True,
+    "equal_or_zero": lambda got, want, inputs, atol: got == 0 or equal(got, want, inputs, atol),
+    "root": root,
+    "pyramid_surface": pyramid_surface,
+    "digit_distance": digit_distance,
+}
 
 
 def load(source: str, entry_point: str) -> Callable[..., Any]:
