@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.output import show, show_error
-from dllm_bench.paths import GROUPS
+from dllm_bench.paths import CONFIG_DIR, GROUPS
 from dllm_bench.store.cache import default_paths
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.groups import Paths, RunConfig
@@ -102,6 +104,12 @@ def training_folder(arguments: Namespace) -> Path:
 def open_store(arguments: Namespace) -> Store:
     """Return the store in the results directory."""
     return Store.in_results(configured_paths(arguments).results)
+
+
+def given_folders(arguments: Namespace) -> str:
+    """Return the options that name the folders in use, for the end of a printed command."""
+    given = {"--results": arguments.results, "--config-dir": os.environ.get(CONFIG_DIR)}
+    return "".join(f" {option} {shlex.quote(at)}" for option, at in given.items() if at)
 
 
 # --- output --------------------------------------------------------------------------------------

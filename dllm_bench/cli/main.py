@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import shlex
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,12 +106,6 @@ def without_config_dir(arguments: Sequence[str]) -> list[str]:
             )
         os.environ[CONFIG_DIR] = os.path.abspath(folder)
     return rest
-
-
-def given_folders(arguments: Namespace) -> str:
-    """Return the options that name the folders in use, for the end of a printed command."""
-    given = {"--results": arguments.results, "--config-dir": os.environ.get(CONFIG_DIR)}
-    return "".join(f" {option} {shlex.quote(at)}" for option, at in given.items() if at)
 
 
 def parse(arguments: Sequence[str]) -> Namespace:

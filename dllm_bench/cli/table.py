@@ -21,8 +21,14 @@ from pathlib import Path
 
 from dllm_bench.claims import verdict
 from dllm_bench.claims.spec import load_claim
-from dllm_bench.cli.common import compose, configured_paths, open_store, print_failures, print_lines
-from dllm_bench.cli.main import given_folders
+from dllm_bench.cli.common import (
+    compose,
+    configured_paths,
+    given_folders,
+    open_store,
+    print_failures,
+    print_lines,
+)
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show
 from dllm_bench.figures.spec import load_figure
