@@ -29,6 +29,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -37,7 +38,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError, passes_check
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.attention import HIDDEN, FixedWindows, MaskShape, attention_mask
 from dllm_bench.models.kv import KeysValues, PositionCache, Span, buffer
@@ -142,6 +143,7 @@ BOUND, PADDING = 256, 1.25
 costs time. Padding may then multiply the rows by `PADDING` at most."""
 WINDOWS = (32, 64, 96, 128, 256, 512)
 """Padded window sizes: one to four blocks of 32, then powers of two."""
+WITHOUT_GRAPHS = "hardware.compile=max: forwards run without CUDA graphs"
 CANVAS = 256  # a store's positions are a multiple
 WARM = 2  # calls before a graph is recorded, in which libraries choose kernels and take memory
 
@@ -317,6 +319,12 @@ class FixedForward:
         return self._outputs
 
     def record(self, model: FixedShapeDenoiser) -> None:
+        """Record the graph; run without it, here and from now on, where that fails."""
+        model.records = passes_check(partial(self._record, model), "recording one", WITHOUT_GRAPHS)
+        if self.graph is None:  # an error of the forward itself is raised again
+            self._outputs = model.run_fixed(self)
+
+    def _record(self, model: FixedShapeDenoiser) -> None:
         """Record the graph, then replay it, because recording computes nothing."""
         side, usual = self._store.stream, torch.cuda.current_stream(self.ids_KF.device)
         side.wait_stream(usual)
@@ -325,17 +333,11 @@ class FixedForward:
                 self._outputs = model.run_fixed(self)
         usual.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._store.pool, stream=side):
-                self._outputs = model.run_fixed(self)
-        except RuntimeError as error:
-            model.records = False
-            model.warn(f"a CUDA graph cannot be recorded ({error})")
+        with torch.cuda.graph(graph, pool=self._store.pool, stream=side):
             self._outputs = model.run_fixed(self)
-            return
+        graph.replay()
         self.graph = graph
         model.recordings += 1
-        graph.replay()
 
 
 class FixedShapeDenoiser(TransformerDenoiser):
@@ -382,16 +384,11 @@ class FixedShapeDenoiser(TransformerDenoiser):
 
     def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         fed_KF = super()._begin(tokens_KL, plan, kv)
-        if why := why_not_replayed(plan, kv.spans):
-            self.warn(why)
-        return fed_KF
-
-    def warn(self, why: str) -> None:
-        """Warn once that forwards run without a graph."""
-        if why not in self._warned:
+        why = why_not_replayed(plan, kv.spans)
+        if why is not None and why not in self._warned:
             self._warned.add(why)
-            message = f"hardware.compile=max: forwards run without CUDA graphs, because {why}."
-            warnings.warn(message, stacklevel=2)
+            warnings.warn(f"{WITHOUT_GRAPHS}, because {why}.", stacklevel=2)
+        return fed_KF
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         branches, fed = tokens_KF.shape

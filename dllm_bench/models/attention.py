@@ -32,7 +32,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan, fed_positions
 from dllm_bench.core.errors import DllmBenchError, passes_check
 from dllm_bench.models.kv import KeysValues, PositionCache, Span
-from dllm_bench.models.layer_ops import Rotation, has_kernels, join, windows_kernel
+from dllm_bench.models.layer_ops import Heads, Rotation, has_kernels, join, windows_kernel
 
 CAUSAL_KEYS = 1024  # by whose multiples causal masks grow
 ALIGNED = 8  # numbers by whose multiples rows of masks begin, see `_structure`
@@ -385,7 +385,7 @@ def attend_fixed(
     """Return attention (K, F, A, E) of branches over their own windows, `fresh` (K, G, F, E), and
     over the store of cached K/V, for which `cache` is a `FixedForward`."""
     fresh = cache.update(*fresh, layer)
-    if has_kernels(query_KAFE):
+    if has_kernels(query_KAFE, (query_KAFE.shape[1], *fresh[0].shape[1::2])):
         store = None if mask.cached_C is None else (*cache.aside(*fresh, layer), mask.cached_C)
         return windows_kernel(query_KAFE, (*fresh, mask.own_K1FF), store)
     own = attend_with_mass(query_KAFE, *fresh, mask.own_K1FF)
@@ -404,11 +404,12 @@ def attend_with_mass(
 
     mask: additive and finite, (P, 1, F, X) for X keys; None: everything is seen.
     """
+    heads = (query.shape[1], *key.shape[1::2])
     if not query.is_cuda:
         attended, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, attn_mask=mask
         )[:2]
-    elif mask is None and mass_kernel_works(query.dtype, (query.shape[1], *key.shape[1::2])):
+    elif mask is None and mass_kernel_works(query.dtype, heads, str(query.device)):
         attended, mass = _attend_by_kernel(query, key, value)
     else:
         return _attend_by_products(query, key, value, mask)
@@ -427,9 +428,7 @@ def _attend_by_kernel(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor
 
 
 @lru_cache
-def mass_kernel_works(
-    dtype: torch.dtype, heads: tuple[int, int, int], device: str = "cuda"
-) -> bool:
+def mass_kernel_works(dtype: torch.dtype, heads: Heads, device: str) -> bool:
     """Return whether `_attend_by_kernel` agrees with products of matrices; tried once.
 
     heads: of queries, and of K/V, and their size. False for a dtype that is not in `HALF`.
@@ -445,7 +444,7 @@ def mass_kernel_works(
     return passes_check(compare, "torch's kernel", slower)
 
 
-def _compare_mass_kernel(dtype: torch.dtype, heads: tuple[int, int, int], device: str) -> None:
+def _compare_mass_kernel(dtype: torch.dtype, heads: Heads, device: str) -> None:
     """Raise an error unless `_attend_by_kernel` gives what products give, for one sequence over
     many positions and for several windows.
     """

@@ -20,26 +20,31 @@ from dllm_bench.core.errors import passes_check
 
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of each position's angles, (1, F, E) each; both halves of E are equal."""
+Heads = tuple[int, int, int]
+"""Number of heads of queries, and of keys and values, and their size."""
+FEW: Heads = (6, 2, 8)
 BLOCK = 1024  # numbers that a program of `swiglu` writes
 LANES, ROWS, KEYS = 64, 32, 64  # of `attend_parts`: heads times rows, rows, keys at a time
 PROGRAMS = 264  # of `attend_parts`: two for each multiprocessor of an H200
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels compute in float32
 
 
-def has_kernels(values: Tensor) -> bool:
+def has_kernels(values: Tensor, heads: Heads = FEW) -> bool:
     """Return whether Triton's kernels can take these values: by their device and dtype, and by
     Triton."""
-    return values.is_cuda and values.dtype in DTYPES and kernels_work(values.dtype)
+    fits = values.is_cuda and values.dtype in DTYPES
+    return fits and kernels_work(values.dtype, heads, str(values.device))
 
 
 @cache
-def kernels_work(dtype: torch.dtype) -> bool:
-    """Return whether the kernels run on values of `dtype` and agree with torch; tried once."""
-    compare = partial(compare_kernels, "cuda", dtype)
+def kernels_work(dtype: torch.dtype, heads: Heads, device: str) -> bool:
+    """Return whether the kernels run on values of `dtype`, `windows_kernel` with these heads, and
+    agree with torch; tried once."""
+    compare = partial(compare_kernels, device, dtype, heads)
     return passes_check(compare, "Triton", f"Layers in {dtype} start more launches")
 
 
-def compare_kernels(device: str, dtype: torch.dtype = torch.float32) -> None:
+def compare_kernels(device: str, dtype: torch.dtype, heads: Heads = FEW) -> None:
     """Raise an error unless every kernel gives what torch's passes give in float32, on a few rows
     of `dtype`, but for rounding.
     """
@@ -51,7 +56,7 @@ def compare_kernels(device: str, dtype: torch.dtype = torch.float32) -> None:
     old_1AN, own_BAF = numbers[:24].view(1, 4, 6).float(), numbers[-24:].view(3, 4, 2).float()
     expected = _join(old_1NAE.float(), old_1AN, own_BFAE.float(), own_BAF)
     _compare(join_kernel(old_1NAE, old_1AN, own_BFAE, own_BAF), expected)
-    _compare_windows(numbers)
+    _compare_windows(numbers, heads)
     heads_1NAE, angles_1NE = numbers.view(1, 3, 8, 16), numbers[:24].view(1, 3, 8).repeat(1, 1, 2)
     rotation = (angles_1NE.cos(), angles_1NE.sin())
     for weight in (None, numbers[:96].view(6, 16)):
@@ -71,8 +76,14 @@ def _compare(found: Tensor, expected: Tensor, atol: float = 0) -> None:
     torch.testing.assert_close(found.float(), expected, rtol=2 * digit, atol=max(atol, 1e-5))
 
 
-def _compare_windows(numbers: Tensor) -> None:
-    """Run `compare_kernels` on `windows_kernel`: two windows of 32 rows, 6 heads over 2 of 8."""
+def _compare_windows(numbers: Tensor, heads: Heads) -> None:
+    """Run `compare_kernels` on `windows_kernel`: two windows of 32 rows, 6 heads over 2 of 8.
+
+    Heads of another size are tried for the memory that they take.
+    """
+    zeros_1AFE = numbers.new_zeros(1, heads[0], ROWS, heads[2])
+    own_1GFE, mask_FF = zeros_1AFE[:, : heads[1]], numbers.new_zeros(ROWS, ROWS)
+    windows_kernel(zeros_1AFE, (own_1GFE, own_1GFE, mask_FF), (own_1GFE, own_1GFE, mask_FF[0]))
     query_BAFE = numbers.repeat(8).view(2, 6, 32, 8).cos()
     own_2BGFE = numbers.repeat(6)[: 2 * 2 * 2 * 32 * 8].view(2, 2, 2, 32, 8).sin()
     store_21GCE = numbers.repeat(14)[: 2 * 2 * 160 * 8].view(2, 1, 2, 160, 8).cos()

@@ -270,7 +270,7 @@ def device(watch: Watch) -> Iterator[None]:
         vars(kernels).update(dict.fromkeys((*names, *search), _kernel(watch)), tl=torch)
         patch.setitem(sys.modules, kernels.__name__, kernels)
         patch.setattr(dllm_bench.decoding, "kernels", kernels, raising=False)
-        patch.setattr(layer_ops, "kernels_work", lambda dtype: True)
+        patch.setattr(layer_ops, "kernels_work", lambda *form: True)
         patch.setattr(attention_module, "mass_kernel_works", lambda *form: True)
         patch.setattr(layer_ops, "start", lambda *args, **options: watch.launch("triton"))
         for module in (torch.nn.functional, attention_module):

@@ -217,8 +217,7 @@ def test_all_graphs_of_a_run_are_recorded_by_its_first_forward() -> None:
         seen[:] = [decoder.generate(model, request) for request in given * 2]
         return seen[:1]
 
-    schedule = Blocks(64, sees_future=False)
-    lopa = replace(named("lopa"), explore=Lookahead(7), schedule=schedule)
+    lopa = replace(named("lopa"), explore=Lookahead(7), schedule=Blocks(64, sees_future=False))
     decoded(lopa, "bfloat16", 1, 64, generate, FixedShapeDenoiser)
     first, again = ([*one.trace.forwards] for one in seen)
     assert [forward.recorded for forward in first[1:]] == [True] + [False] * (len(first) - 2)
@@ -243,18 +242,20 @@ WITHOUT = {
     "kernels of logits": (fused, "works"),
     "kernels of layers": (layer_ops, "kernels_work"),
     "kernel of attention": (attention, "mass_kernel_works"),
+    "graphs": (torch.cuda, "graph"),  # a TypeError: no RuntimeError, as those of Triton
 }
 
 
 @pytest.mark.parametrize("which", WITHOUT)
-def test_a_device_without_a_kernel_decodes_by_torchs_passes(monkeypatch, which) -> None:
+def test_a_device_without_a_kernel_or_graphs_takes_more_launches(monkeypatch, which) -> None:
     def generate(decoder: Any, model: Any, given: Any) -> Any:
         monkeypatch.setattr(*WITHOUT[which], lambda *form: False)  # after `device` has set it
         return decoder.generate_stream(model, given, 1)
 
     monkeypatch.setattr(*WITHOUT[which], lambda *form: False)
-    watch = decoded(named("lopa"), "bfloat16", 1, 2 * BLOCK, generate)
-    usual = decoded(named("lopa"), "bfloat16", 1, 2 * BLOCK)
+    kind = FixedShapeDenoiser if which == "graphs" else None
+    watch = decoded(named("lopa"), "bfloat16", 1, 2 * BLOCK, generate, kind)
+    usual = decoded(named("lopa"), "bfloat16", 1, 2 * BLOCK, kind=kind)
     assert watch.launches.total() > usual.launches.total()
 
 

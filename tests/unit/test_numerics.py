@@ -91,7 +91,7 @@ def test_a_rounded_entropy_is_the_published_one_to_the_bit(precision, eps, lengt
 
 
 def on_device(dtype: torch.dtype) -> Any:
-    return SimpleNamespace(is_cuda=True, dtype=dtype)
+    return SimpleNamespace(is_cuda=True, dtype=dtype, device="cuda")
 
 
 def test_it_takes_floats_that_lie_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

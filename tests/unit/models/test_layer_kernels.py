@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dllm_bench.models.layer_ops import compare_kernels
 from tests.unit.test_fused import COMPILE, child
 
 if find_spec("triton") is None:
@@ -26,11 +27,11 @@ from tests.unit.models.test_layers import PREFIX, TOKENS, WINDOW, cached
 compare_windows = layer_ops._compare_windows
 for dtype in layer_ops.DTYPES:
     if dtype != torch.float32:  # the interpreter multiplies no bfloat16, and is slow
-        layer_ops._compare_windows = lambda numbers: None
+        layer_ops._compare_windows = lambda *given: None
     layer_ops.compare_kernels("cpu", dtype)
     layer_ops._compare_windows = compare_windows
 attention.WORTH_MASKED = 0
-layer_ops.has_kernels = layers.has_kernels = attention.has_kernels = lambda values: True
+layer_ops.has_kernels = layers.has_kernels = attention.has_kernels = lambda *given: True
 model = tiny_denoiser("qwen3", seed=4)
 plan, sides = replace(WINDOW, store=(PREFIX, PREFIX + 4), feature_layers=(-1, 0, 1)), []
 for side in (layers.own_layers(model.module, True), layers.module_layers(model.module)):
@@ -78,8 +79,6 @@ def test_the_kernels_compile_once_for_any_number_of_rows(tmp_path: Path) -> None
 
 @pytest.mark.gpu
 def test_the_kernels_agree_on_a_device() -> None:
-    from dllm_bench.models.layer_ops import compare_kernels
-
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    compare_kernels("cuda")
+    compare_kernels("cuda", torch.float32)
