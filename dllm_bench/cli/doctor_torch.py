@@ -155,7 +155,7 @@ def architecture_lines(checkpoint: Inspection) -> Iterator[Line]:
     """Report adapter, form of attention, number of parameters and dtypes."""
     opened = checkpoint.opened
     form = opened.attention_form.replace("_", "-")
-    block = f" over blocks of {opened.spec.block}" if opened.spec.block else ""
+    block = f" over blocks of {opened.block}" if opened.block else ""
     shift = "row i predicts position i + 1" if opened.shifted else "row i predicts position i"
     yield OK, "architecture", f"{opened.adapter}, {form} attention{block}, {shift}"
     stored = ", ".join(f"{count} {dtype}" for dtype, count in sorted(checkpoint.stored.items()))

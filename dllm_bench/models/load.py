@@ -155,6 +155,12 @@ class OpenedCheckpoint:
         return self.layout.shifted if self.spec.shifted is None else self.spec.shifted
 
     @property
+    def block(self) -> int | None:
+        """The block length the weights were trained with, if the spec or config.json gives one."""
+        given = self.published.get("block_size", self.published.get("bd_size"))
+        return self.spec.block or (given if self.attention_form == "block_causal" else None)
+
+    @property
     def lora_folder(self) -> Path | None:
         """Where the LoRA adapter is, if there is one."""
         lora = self.spec.lora
@@ -259,24 +265,23 @@ def open_checkpoint(spec: ModelSpec) -> OpenedCheckpoint:
 def load_model(spec: ModelSpec) -> LoadedModel:
     """Load a model; DllmBenchError says what is missing or does not fit."""
     opened = open_checkpoint(spec)
-    tokenizer = read_tokenizer(opened.folder)
+    tokenizer = read_tokenizer(folder := opened.folder)
     denoiser = _denoiser(opened, tokenizer)
     text = opened.codec(tokenizer, denoiser.special)
-    token_files = tokenizer_files(opened.folder)
     metadata = ModelMetadata(
         name=spec.name,
         adapter=opened.adapter,
-        revision=sources.snapshot_commit(opened.folder),
+        revision=sources.snapshot_commit(folder),
         lora_revision=sources.snapshot_commit(lora) if (lora := opened.lora_folder) else None,
         weights_sha256=sources.content_hash(spec),
-        tokenizer_sha256=sources.files_hash(token_files) if token_files else None,
+        tokenizer_sha256=sources.files_hash(files) if (files := tokenizer_files(folder)) else None,
         template_sha256=text.template_sha256 if tokenizer is not None else None,
         dtype=str(denoiser.dtype).removeprefix("torch."),
         device=str(denoiser.device),
         attention=spec.attention,
         parameters=denoiser.parameters,
     )
-    return LoadedModel(denoiser, text, metadata, opened.attention_form, spec.block)
+    return LoadedModel(denoiser, text, metadata, opened.attention_form, opened.block)
 
 
 def load_text_codec(spec: ModelSpec) -> TextCodec:
@@ -326,15 +331,13 @@ def denoiser_class(mode: str, form: str = "full") -> type[TransformerDenoiser]:
                 "attention encodes and denoises; set hardware.compile=none."
             )
         return CanvasDenoiser
-    classes = {NONE: TransformerDenoiser, "default": CompiledDenoiser, "max": FixedShapeDenoiser}
-    return classes[mode]
+    return {NONE: TransformerDenoiser, "default": CompiledDenoiser, "max": FixedShapeDenoiser}[mode]
 
 
 def device_of(spec: ModelSpec) -> torch.device:
     """Return the device of the spec; DllmBenchError if it is CUDA and this machine has none."""
     has_cuda = torch.cuda.is_available()
-    name = spec.device if spec.device != AUTO else "cuda" if has_cuda else "cpu"
-    device = torch.device(name)
+    device = torch.device(spec.device if spec.device != AUTO else "cuda" if has_cuda else "cpu")
     if device.type == "cuda" and not has_cuda:
         raise DllmBenchError(
             f"Model {spec.name!r} asks for device {spec.device!r}, but this machine has no CUDA "

@@ -73,8 +73,7 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if value is not None:
+            if (value := getattr(self, name)) is not None:
                 self._check(name, value, choices)
         kind, _, index = self.device.partition(":")
         self._check("device", kind if not index or index.isdigit() else self.device, DEVICES)

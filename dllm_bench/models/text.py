@@ -296,8 +296,7 @@ class TextCodec:
             )
         if self.bos and self.special.bos is None:
             raise DllmBenchError(
-                f"Model {self.name!r} has bos: true, but neither tokenizer nor config names a BOS "
-                f"token; set bos: false."
+                f"Model {self.name!r} has bos: true, and no file names a BOS token; set bos: false."
             )
 
     @property
@@ -349,7 +348,6 @@ class TextCodec:
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
             raise DllmBenchError(
-                f"Model {self.name!r} has no tokenizer files; add "
-                f"tokenizer.json and tokenizer_config.json to the checkpoint folder."
+                f"Model {self.name!r} has no tokenizer files; add the published ones to its folder."
             )
         return self.tokenizer

@@ -78,7 +78,6 @@ def test_the_kernels_compile_once_for_any_number_of_rows(tmp_path: Path) -> None
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernels_agree_on_a_device() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     compare_kernels("cuda", torch.float32)

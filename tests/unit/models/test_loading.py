@@ -270,8 +270,9 @@ def test_the_yaml_may_say_how_the_weights_were_trained_and_run(folder: Path, mon
     plain = load_model(ModelSpec("tiny", str(folder)))
     assert (plain.attention_form, plain.denoiser.attention_form) == ("full", "full")
     assert (plain.metadata.dtype, plain.metadata.device) == ("float32", "cpu")
-    trained = spec(folder, attention_form="block_causal", block=8, shifted=False)
-    other = load_model(trained)
+    edit(folder / "config.json", block_size=16)
+    assert load_model(spec(folder, attention_form="block_causal")).block == 16
+    other = load_model(spec(folder, attention_form="block_causal", block=8, shifted=False))
     assert (other.attention_form, other.block, other.denoiser.block) == ("block_causal", 8, 8)
     assert other.denoiser.shifted != plain.denoiser.shifted
 
