@@ -125,8 +125,7 @@ def draft_ids(published: PublishedConfig) -> tuple[int, ...]:
     ids = tuple(published.get(DRAFT_IDS) or ())
     if any(first >= second for first, second in pairwise((-1, *ids))):
         raise DllmBenchError(
-            f"The {DRAFT_IDS} of the drafter's config are not ascending token ids; use the config "
-            "of its training."
+            f"The drafter's {DRAFT_IDS} are no ascending token ids; use the config of its training."
         )
     return ids
 
@@ -186,15 +185,16 @@ def read_drafter_config(published: PublishedConfig) -> DrafterConfig:
         known = [layer for layer in config.feature_layers if -1 <= layer < config.target_layers]
         layers = value(published, "num_hidden_layers")
         fits = list(config.feature_layers) == known and len(config.windows) in (0, layers)
+        fits &= value(published, "hidden_size") % config.conv_group == 0
     except (TypeError, AttributeError) as error:
         raise DllmBenchError(
-            f"The drafter's config.json has a value of another type ({error}); use the published "
-            "config."
+            f"The drafter's config has a value of another type ({error}); use the published one."
         ) from error
     if not fits or config.mask >= value(published, "vocab_size"):
         raise DllmBenchError(
             f"The drafter's config.json reads layers {list(config.feature_layers)} of "
-            f"{config.target_layers}, has {len(config.windows)} layer_types for {layers} layers "
-            f"and mask token {config.mask} of {published['vocab_size']}; use the published config."
+            f"{config.target_layers}, has {len(config.windows)} layer_types for {layers} layers, "
+            f"mask token {config.mask} of {published['vocab_size']} and groups of "
+            f"{config.conv_group} of {published['hidden_size']} channels; use the published config."
         )
     return config
