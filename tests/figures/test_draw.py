@@ -354,16 +354,16 @@ def test_a_title_stands_once_above_the_panels_of_a_column() -> None:
     assert [ax.get_title() for ax in figure.axes] == ["Quiz", "Code", "", ""]
 
 
-@pytest.mark.parametrize("kind", ["bars", "histogram"])
-def test_a_logarithmic_axis_has_markers_for_bars(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "x"), [("bars", ("a", "b")), ("histogram", (1.0, 2.0))])
+def test_a_logarithmic_axis_has_markers_for_bars(kind: str, x: tuple[Any, ...]) -> None:
     """Places that are words stand as far apart as on another axis."""
-    x: tuple[Any, ...] = ("a", "b") if kind == "bars" else (1.0, 2.0)
-    points = [point(x=place, y=y) for place, y in zip(x, (0.5, 64.0), strict=True)]
+    points = [point(x=a, y=y, low=y / 4, high=y * 4) for a, y in zip(x, (0.5, 64), strict=True)]
     found = figure_of(*points, kind=kind, x=XAxis("Number", log=True))
     assert len(drawn(found).axes[0].patches) == 2
     draw = replace(found.figure.draw, log_y=("tpf",))
     (ax,) = drawn(replace(found, figure=replace(found.figure, draw=draw))).axes
     assert not ax.patches and list(ax.lines[0].get_ydata()) == [0.5, 64.0]
+    assert ax.get_ylim()[0] < 0.125 and ax.get_ylim()[1] > 256, "the ends of intervals are shown"
 
 
 @pytest.mark.parametrize("kind", ["lines", "scatter"])
