@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,10 +46,9 @@ def history(until: str = "HEAD") -> dict[str, list[Entry]]:
     commits = git("log", "--reverse", "--abbrev=7", "--format=%h%x09%as%x09%s", until, "--", PAGE)
     for line in commits.splitlines():
         commit, day, subject = line.split("\t")
-        judged = (
-            one for one in rows(git("show", f"{commit}:{PAGE}")) if one[1]["verdict"] != NOT_RUN
-        )
-        for name, cells in judged:
+        for name, cells in rows(git("show", f"{commit}:{PAGE}")):
+            if cells["verdict"] == NOT_RUN:
+                continue
             before = found.setdefault(name, [])
             last = before[-1] if before else {}
             if any(last.get(key) != cells[key] for key in ("verdict", "effect", "items")):
@@ -62,5 +61,8 @@ def history(until: str = "HEAD") -> dict[str, list[Entry]]:
 
 
 if __name__ == "__main__":
-    text = yaml.safe_dump(history(*sys.argv[1:2]), allow_unicode=True, sort_keys=False, width=1000)
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("until", nargs="?", default="HEAD", help="the last commit that is read")
+    verdicts = history(parser.parse_args().until)
+    text = yaml.safe_dump(verdicts, allow_unicode=True, sort_keys=False, width=1000)
     HISTORY.write_text(HEAD + text, encoding="utf-8")

@@ -10,6 +10,7 @@ listed; measure them again, or remove them from the file by hand.
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -62,4 +63,5 @@ def raise_counts(path: Path = POINTS, folder: Path = FIGURES) -> list[str]:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     sys.exit("\n".join(raise_counts()) or None)

@@ -9,9 +9,9 @@ the papers print is read anew.
 
 from __future__ import annotations
 
-import sys
 import tarfile
 import tempfile
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -66,5 +66,8 @@ def redraw(names: Sequence[str], folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="figures; default: all")
+    names = parser.parse_args().names or names_of("figure")
     with tempfile.TemporaryDirectory() as unpacked:
-        redraw(sys.argv[1:] or names_of("figure"), Path(unpacked))
+        redraw(names, Path(unpacked))
