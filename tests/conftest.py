@@ -5,11 +5,14 @@ Sockets are closed for every test: connecting anywhere but to this machine raise
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,16 @@ os.environ.setdefault("HF_HOME", str(usual / "huggingface"))
 os.environ.setdefault("MPLCONFIGDIR", str(usual / "matplotlib"))
 caches = tempfile.TemporaryDirectory()  # of values that dllm-bench derives; removed at exit
 os.environ["XDG_CACHE_HOME"] = caches.name
+gc.disable()  # until all tests are collected
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCAL = ("127.0.0.1", "localhost", "::1", "")
+
+
+def pytest_collection_finish() -> None:
+    """Never look for garbage in what was imported and collected: each pass would take 0.3 s."""
+    gc.freeze()
+    gc.enable()
 
 
 def is_local(address: Any) -> bool:
@@ -36,8 +46,13 @@ def is_local(address: Any) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def closed_sockets() -> Iterator[None]:
-    """Connecting to another machine raises; so does asking for its address."""
+def machine() -> Iterator[None]:
+    """Connecting to another machine raises; so does asking for its address. Torch uses one thread,
+    since tests run beside each other. Files are not forced to the disk, whose power does not fail.
+    Git reads this repository, and TLS its certificates, once a process."""
+    import torch
+
+    from dllm_bench.store import provenance
 
     def guarded(call: Callable[..., Any], place: int) -> Callable[..., Any]:
         def checked(*args: Any, **kwargs: Any) -> Any:
@@ -48,30 +63,16 @@ def closed_sockets() -> Iterator[None]:
 
         return checked
 
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name, place in (
-            (socket.socket, "connect", 1),
-            (socket.socket, "connect_ex", 1),
-            (socket, "getaddrinfo", 0),
-        ):
-            patch.setattr(owner, name, guarded(getattr(owner, name), place))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_waiting_for_the_disk() -> Iterator[None]:
-    """Files are not forced to the disk: its power does not fail in tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Torch uses one thread: tests run beside each other."""
-    import torch
-
     torch.set_num_threads(1)
+    own, git, kept = provenance.PACKAGE.parent, provenance._git, cache(provenance._git)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded(socket.socket.connect, 1))
+        patch.setattr(socket.socket, "connect_ex", guarded(socket.socket.connect_ex, 1))
+        patch.setattr(socket, "getaddrinfo", guarded(socket.getaddrinfo, 0))
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(provenance, "_git", lambda at, *to: (kept if at == own else git)(at, *to))
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(scope="session")
