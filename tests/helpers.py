@@ -159,10 +159,9 @@ def tiny_config(layout: str, **changes: Any) -> dict[str, Any]:
     return CONFIGS[layout] | ids | changes
 
 
-def tiny_weights(layout: str, seed: int, config: dict[str, Any]) -> dict[str, Tensor]:
+def tiny_weights(module: torch.nn.Module, seed: int) -> dict[str, Tensor]:
     """Random weights under the module's names."""
-    generator = torch.Generator().manual_seed(seed)
-    state = build_module(ADAPTERS[layout], config, "sdpa").state_dict()
+    generator, state = torch.Generator().manual_seed(seed), module.state_dict()
     return {name: _random(name, tensor, generator) for name, tensor in state.items()}
 
 
@@ -194,7 +193,8 @@ def tiny_checkpoint(layout: str, path: Path, seed: int, **changes: Any) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     config = tiny_config(layout, **changes)
     (path / "config.json").write_text(json.dumps(config))
-    weights = publish(layout, tiny_weights(layout, seed, config))
+    module = build_module(ADAPTERS[layout], config, "sdpa")
+    weights = publish(layout, tiny_weights(module, seed))
     save_file(weights, path / "model.safetensors")
     tiny_tokenizer().save_pretrained(str(path))
     return path
@@ -255,10 +255,9 @@ def tiny_denoiser(
     layout: str, seed: int, attention: str = "sdpa", **changes: Any
 ) -> TransformerDenoiser:
     """Return a random float32 model of `layout` in memory; `changes` go into its config."""
-    config = tiny_config(layout, **changes)
     adapter = ADAPTERS[layout]
-    module = build_module(adapter, config, attention)
-    module.load_state_dict(tiny_weights(layout, seed, config))
+    module = build_module(adapter, tiny_config(layout, **changes), attention)
+    module.load_state_dict(tiny_weights(module, seed))
     special = SpecialTokens(**ROLES)
     return TransformerDenoiser(module, special, adapter.shifted, attention_form=adapter.attention)
 
