@@ -1,7 +1,7 @@
 """Model cards of the embedded models: the recipe, and scores from sealed runs of the model.
 
-Training writes the card without scores (`write`), by the template card.md; `measured` adds them
-later.
+Training writes the card without scores (`write`), by the template card.md and its words;
+`measured` adds them later.
 """
 
 from __future__ import annotations
@@ -12,58 +12,14 @@ from typing import Any
 
 from dllm_bench.metrics.accuracy import paired_shares
 from dllm_bench.metrics.definitions import measure
+from dllm_bench.paths import read_yaml
 from dllm_bench.site.texts import percent
 from dllm_bench.store.record import RunRecord
 from dllm_bench.training.loop import rendered
-from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Recipe
+from scripts.embedded.recipes import RECIPES, Recipe
 from scripts.piece_settings import markdown_table
 
-OBJECTIVES = {
-    "causal": "next token under causal attention on the answer (autoregressive)",
-    "masked": "masked diffusion under full attention, answer only, loss weights 1/t",
-    "rising": "D2F: cross-entropy on masked positions under the block-causal mask, "
-    "mask ratios rising from block to block, blocks of 8, 16, 32",
-    "blocks": "block diffusion, answer only: a noised block sees itself and the clean blocks "
-    "before it",
-    "edits": "block diffusion, answer only, as `blocks`, in which a share of the masks, drawn for "
-    "each row, is filled with tokens of the model's own prediction; the loss asks for the right "
-    "token at masked and at filled positions",
-    "canvas": "uniform-state diffusion: of one canvas of 16 positions after a clean, causally "
-    "encoded text a share of the tokens is replaced by random ones; the loss asks for the right "
-    "token at every position, and with weight 0.3 for the next token of the text; in half of the "
-    "steps the input is conditioned on the network's own prediction",
-    "feed_order": "answer only: windows under causal attention, in which clean tokens are fed "
-    "before masks (WeDLM), and in half of the rows blocks of a token and masks that see one "
-    "another (drafts of Nemotron-Labs-Diffusion); with weight 0.5 next tokens of the clean text",
-    "strides": "answer only: runs of masks under causal attention, each of which predicts the "
-    "position after it (I-DLM); with weight 0.5 next tokens of the clean text",
-    "complementary": "block diffusion with complementary masks and shifted logits, answer only",
-}
-PROMPTS = {
-    "minigsm": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
-    "minicode": "the EvalPlus `prompt` field; the answer is the indented body.",
-    "minicode_free": "the EvalPlus `prompt` field; the answer is the indented body.",
-    "minimath": "`Problem:\\n{problem}\\n\\nSolution:`; the answer ends in `\\boxed{ N}.`",
-    "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; both forms.",
-    "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options after the question.",
-    "minirule_range": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`; answers end in A to D.",
-    "miniparallel": "`Rule: {rule}\\nQuestion: Apply the rule to {words}.\\nAnswer:`.",
-    "minigsm_free": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
-    "ministory": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
-}
-KINDS = {
-    "qwen3": "autoregressive LM",
-    "wedlm": "masked diffusion LM of causal attention",
-    "diffusion_gemma": "uniform-state diffusion LM",
-}
-DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill that repeats facts"}
-
-CHANGES = {
-    ("dream", "llada"): " (biases dropped, key/value heads repeated)",
-    ("llada", "llada_moe"): " (norms per head added, each MLP cut into 4 experts of 128 neurons)",
-    ("qwen3", "fast_dllm_v2"): " (norms per head multiplied into q and k, biases begun at zero)",
-    ("sdar", "llada2"): " (MLPs but the first cut into a shared and 4 experts of 96 neurons)",
-}
+PAGE, WORDS = map(Path(__file__).with_name, ("card.md", "card_words.yaml"))
 MEASURED = "## Measured"
 MEASURED_NOTE = """\
 Sealed runs of `dllm-bench run` on the test split: {tokens} new tokens, greedy unless a
@@ -149,15 +105,4 @@ def _settings(decoder: Mapping[str, Any]) -> str:
 def render(recipe: Recipe, wall_s: float) -> str:
     """Return the card as Markdown."""
     start = RECIPES[recipe.start] if recipe.start else None
-    whole = KINDS.get(recipe.layout, "masked diffusion LM")
-    return rendered(
-        Path(__file__).with_name("card.md"),
-        recipe=recipe,
-        kind=f"LoRA adapter (r = {recipe.lora_rank})" if recipe.lora_rank else whole,
-        before=start.phases if start else (),
-        changes=CHANGES.get((start.layout, recipe.layout), "") if start else "",
-        objectives=OBJECTIVES,
-        prompts=PROMPTS,
-        drills=DRILLS,
-        minutes=wall_s / 60,
-    )
+    return rendered(PAGE, recipe=recipe, start=start, minutes=wall_s / 60, **read_yaml(WORDS))
