@@ -87,9 +87,9 @@ def emitted_speed(short: str) -> str:
     return f"**{value:.1f}** [{interval[0]:.1f}, {interval[1]:.1f}]"
 
 
-def quote(readme: str, table: str, emitted: Callable[[str], str] = emitted_speed) -> str:
+def quote(readme: str, table: str) -> str:
     """Return the README with the excerpt between its markers."""
-    return between(readme, "table4", excerpt(table, emitted))
+    return between(readme, "table4", excerpt(table, emitted_speed))
 
 
 def between(text: str, name: str, body: str) -> str:
