@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,7 +198,7 @@ def shots(source: str, split: str | None, count: int, data_dir: str | None) -> l
     return examples
 
 
-def dataset(
+def _dataset(
     source: str,
     shots_from: str | None = None,
     split: str = "test",
@@ -206,14 +207,12 @@ def dataset(
     data_dir: str | None = None,
     shots_count: int | None = None,
     items: Sequence[Item] | None = None,
-    **_: Any,
 ) -> dict[str, Dataset]:
     """Return the chosen items as lm-eval's split "test", few-shot examples as "shots".
 
-    The task files name this function; lm-eval adds the path of the yaml and everything in
-    `--model_args`, which are not read. shots_count: None takes as many as there are, up to eight. A
-    task without examples gets an item in their place, because lm-eval requires the split to exist.
-    items: the items, so that no file is read for them.
+    shots_count: None takes as many as there are, up to eight. A task without examples gets an item
+    in their place, because lm-eval requires the split to exist. items: the items, so that no file
+    is read for them.
     """
     from datasets import Dataset
 
@@ -227,3 +226,13 @@ def dataset(
         with suppress(DllmBenchError):  # their file may be absent
             examples = rows(source, shots_from, data_dir)[:DEFAULT_SHOTS]
     return {"test": Dataset.from_list(chosen), SHOTS: Dataset.from_list(examples or chosen[:1])}
+
+
+def _ignoring_unknown(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, called without the keyword arguments it does not have."""
+    known = signature(function).parameters
+    return lambda **given: function(**{name: given[name] for name in known if name in given})
+
+
+dataset = _ignoring_unknown(_dataset)
+"""What the task files name; lm-eval adds the path of the yaml and everything in `--model_args`."""
