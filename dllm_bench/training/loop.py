@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -85,14 +85,19 @@ def write_report(out: Path, kind: str, curve: Sequence[Point], parts: Mapping[st
     """
     write_atomic(out / "curve.jsonl", "".join(json.dumps(point) + "\n" for point in curve))
     template = Path(__file__).parent / "cards" / f"{kind}.md"
-    write_atomic(out / "CARD.md", rendered(template, title=out.name, **parts))
+    write_atomic(out / "CARD.md", rendered(template, {"title": out.name, **parts}))
 
 
-def rendered(template: Path, **parts: Any) -> str:
+def rendered(template: Path, parts: Mapping[str, Any]) -> str:
     """Return the model card that a template gives; every name in it has to be among `parts`."""
-    templates = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    templates = Environment(
+        loader=FileSystemLoader(template.parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
     templates.filters["f"] = format
-    return templates.from_string(template.read_text(encoding="utf-8")).render(**parts)
+    return templates.get_template(template.name).render(parts)
 
 
 def command(start: str, job: Any, usual: Any, shown: Mapping[str, Any]) -> str:

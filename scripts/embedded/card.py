@@ -105,4 +105,5 @@ def _settings(decoder: Mapping[str, Any]) -> str:
 def render(recipe: Recipe, wall_s: float) -> str:
     """Return the card as Markdown."""
     start = RECIPES[recipe.start] if recipe.start else None
-    return rendered(PAGE, recipe=recipe, start=start, minutes=wall_s / 60, **read_yaml(WORDS))
+    facts = {"recipe": recipe, "start": start, "minutes": wall_s / 60}
+    return rendered(PAGE, {**facts, **read_yaml(WORDS)})
