@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -36,7 +35,7 @@ from dllm_bench.models.sources import LORA_CONFIG, LORA_STEM
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.paths import expanded, place_of
-from dllm_bench.store.files import atomic_path, is_file, write_json
+from dllm_bench.store.files import is_file, write_json
 from dllm_bench.training import loop, prompts
 from dllm_bench.training.loop import Numbers, Point, Seed, Training, TrainingText
 
@@ -381,9 +380,7 @@ class AdapterTraining(Training):
             "target_modules": list(TARGETS) if has_usual_names else layers,
         }
         write_json(out / LORA_CONFIG, published)
-        stored = {n: w.to("cpu", torch.bfloat16).contiguous() for n, w in self.weights.items()}
-        with atomic_path(out / f"{LORA_STEM}.safetensors") as temporary:
-            save_file(stored, temporary)
+        self.write_weights(out / f"{LORA_STEM}.safetensors")
 
     def facts(self) -> dict[str, Any]:
         return {

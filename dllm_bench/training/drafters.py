@@ -505,9 +505,7 @@ class DrafterTraining(Training):
         """Write config.json and model.safetensors, in bfloat16."""
         config = {**self.published, TARGET_TABLES: True}
         files.write_atomic(out / "config.json", json.dumps(config, indent=1) + "\n")
-        stored = {name: w.to("cpu", torch.bfloat16) for name, w in self.weights.items()}
-        with atomic_path(out / "model.safetensors") as temporary:
-            save_file(stored, temporary, metadata={"format": "pt"})
+        self.write_weights(out / "model.safetensors", {"format": "pt"})
 
     def facts(self) -> dict[str, Any]:
         learned = sum(weight.numel() for weight in self.weights.values())
