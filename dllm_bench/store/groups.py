@@ -294,3 +294,7 @@ def setting_in(decoder: Mapping[str, Any], key: str, default: Any = None) -> Any
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return default if value is None else value
+
+
+NOTHING_SET = RunConfig({})
+"""The configuration of a run of which none is known."""

@@ -234,18 +234,22 @@ class RunRecord:
         """The frame that metrics read: a row per sample, in column order."""
         return from_columns(self.columns)
 
+    @cached_property
+    def item_ids(self) -> list[str]:
+        """The item of each sample."""
+        return list(map(item_id_of, self.columns["id"]))
+
     @property
     def items(self) -> int:
         """Number of items; an item that was decoded several times counts once."""
-        return len(set(map(item_id_of, self.columns["id"])))
+        return len(set(self.item_ids))
 
     def covers(self, limit: int | None) -> bool:
         """Return whether it contains the first `limit` items of the benchmark (None: all of
         them)."""
         sealed = self.spec.limit
-        if sealed is None or self.items < sealed:  # it contains every existing item
-            return True
-        return limit is not None and limit <= sealed
+        # with fewer items than its limit it contains every existing item
+        return sealed is None or self.items < sealed or (limit is not None and limit <= sealed)
 
     @cached_property
     def values(self) -> dict[str, float]:

@@ -17,7 +17,6 @@ from itertools import compress
 from statistics import fmean
 from typing import Any
 
-from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, SampleScore
 from dllm_bench.core.decoder import Condition
 from dllm_bench.core.errors import DllmBenchError
@@ -98,8 +97,8 @@ def first_items(record: RunRecord, limit: int | None) -> RunRecord:
     """
     if limit is None or limit >= record.items:
         return record
-    items = set(list(dict.fromkeys(map(item_id_of, record.columns["id"])))[:limit])
-    kept = [item_id_of(key) in items for key in record.columns["id"]]
+    items = set(list(dict.fromkeys(record.item_ids))[:limit])
+    kept = [item in items for item in record.item_ids]
     columns = {name: list(compress(column, kept)) for name, column in record.columns.items()}
     spec = replace(record.spec, limit=limit)
     return replace(record, spec=spec, columns=columns, **_summary(columns, spec.seed))

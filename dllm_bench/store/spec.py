@@ -94,7 +94,7 @@ class RunSpec:
     inputs: groups.Plain = field(default_factory=dict)  # sha256 of items, weights and tokenizer
     decoding_version: int = DECODING_VERSION  # raised if equal settings give other tokens
     label: str = ""  # the decoder's label in folder names
-    runtime: groups.RunConfig = field(default_factory=lambda: groups.RunConfig({}), repr=False)
+    runtime: groups.RunConfig = field(default_factory=lambda: groups.NOTHING_SET, repr=False)
     """Settings that cannot change the output."""
     baseline: groups.Plain = field(default_factory=dict)
     """The decoder that decodes every request too; empty without one, then not in the identity."""

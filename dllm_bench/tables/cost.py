@@ -167,8 +167,7 @@ class MeasuredRuns:
         """Return forwards per token of a sample: from runs with the same decoder (on the same task,
         if any), else from the reported TPF, else from runs with other decoders.
         """
-        similar = self.similar(config, "decoder")
-        if similar:
+        if similar := self.similar(config, "decoder"):
             return median(run.per_token for run in similar)
         if tpf or decoder.one_token_per_forward:
             return 1 / (tpf or 1.0)
@@ -181,10 +180,9 @@ class MeasuredRuns:
 
         Runs of the same model are used if there are any; 1 if nothing was measured there.
         """
-        similar = self.similar(config, "hardware")
         ratios = [
             1000 * run.seconds / (run.forwards * each_ms)
-            for run in similar
+            for run in self.similar(config, "hardware")
             if (each_ms := run.each_ms) and run.forwards
         ]
         return median(ratios) if ratios else 1.0

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple, TypeVar
 
-from dllm_bench.benchmarks.items import item_id_of, repetition_of
+from dllm_bench.benchmarks.items import repetition_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import accuracy, definitions
 from dllm_bench.metrics.accuracy import LEVEL, NEARLY, RESAMPLES
@@ -83,8 +83,8 @@ def interval(planned: PlannedCell, draws: Any) -> Interval | None:
         return PERCENT * record.score.low, PERCENT * record.score.high
     definition = definitions.definition(metric.definition) if record else None
     if record and definition and definition.is_share and definition.ratio:
-        ids, amounts = record.columns["id"], definition.ratio.amounts(record.samples)
-        items, sums = _sums_by(map(item_id_of, ids), amounts)
+        ids, amounts = record.item_ids, definition.ratio.amounts(record.samples)
+        items, sums = _sums_by(ids, amounts)
         happened, of = sums * len(items) / len(ids)  # repetitions of an item hardly differ
         return accuracy.wilson_of_clusters(happened, of) if of.any() else None
     if len(draws) == 1:
@@ -193,7 +193,7 @@ def _plain(run: PlannedRun, name: str, seed: int) -> ResampledNumber:
         sums = np.array([[PERCENT * v for v in graded.values()], [1] * len(graded)])
     elif ratio := definitions.definition(name).ratio:
         amounts = ratio.amounts(record.samples)
-        ids, sums = _sums_by(map(item_id_of, record.columns["id"]), amounts)
+        ids, sums = _sums_by(record.item_ids, amounts)
     else:
         return alone
     if len(ids) < 2:

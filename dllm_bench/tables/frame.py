@@ -195,9 +195,9 @@ def _samples_behind(planned: PlannedCell) -> int:
     record, metric = planned.run.record, planned.cell.metric
     if record and not metric.is_score:
         return definitions.definition(metric.definition).count(record.samples)
-    records = [run.record for run in distinct_runs([planned]) if run.record]
     counted = "value" if metric.is_score else "id"  # a sample that was not graded has no value
-    return sum(value is not None for record in records for value in record.columns[counted])
+    columns = [run.record.columns[counted] for run in distinct_runs([planned]) if run.record]
+    return sum(len(column) - column.count(None) for column in columns)
 
 
 def why_undefined(planned: PlannedCell) -> str:

@@ -26,7 +26,7 @@ from dllm_bench.launch.slurm import SlurmJobs
 from dllm_bench.paths import conf_file, default_pieces, options, read_yaml
 from dllm_bench.store.cache import SettingsCache
 from dllm_bench.store.files import is_folder
-from dllm_bench.store.groups import RunConfig
+from dllm_bench.store.groups import NOTHING_SET, RunConfig
 from dllm_bench.store.inputs import MissingInputError, missing_device, resolve, sources
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.seal import first_items
@@ -95,7 +95,7 @@ class PlannedRun:
     """Samples in all; None if not known yet."""
     items: int = 0
     """Items of its sealed record; an open run has one if it was completed for fewer items."""
-    config: RunConfig = field(default_factory=lambda: RunConfig({}), repr=False)
+    config: RunConfig = field(default_factory=lambda: NOTHING_SET, repr=False)
     """The composed configuration; empty if there is none."""
 
     @property
@@ -213,6 +213,8 @@ class Planner:
     composed."""
     runs: dict[RunKey, PlannedRun] = field(default_factory=dict)
     """The runs planned so far."""
+    found: dict[tuple[RunSpec, int | None], PlannedRun] = field(default_factory=dict)
+    """Those looked up so far, by identity and items: different queries may be the same run."""
 
     @classmethod
     def cached(cls, settings: SettingsCache, store: Store) -> Planner:
@@ -278,7 +280,9 @@ class Planner:
                 run, state=CellState.UNAVAILABLE, short=DO_NOT_FIT, reason=str(error)
             )
             return unavailable if device else do_not_fit
-        stored = replace(look_up(query, spec, self.store), config=run.config)
+        known = spec, spec.limit
+        found = self.found[known] = self.found.get(known) or look_up(query, spec, self.store)
+        stored = replace(found, query=query, spec=spec, config=run.config)
         return unavailable if device and stored.open else stored
 
     def _specify(self, config: Mapping[str, Any]) -> RunSpec:
@@ -406,10 +410,9 @@ def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
     if entry is None:
         return PlannedRun(query, CellState.MISSING, "missing", "not run yet", spec, folder=folder)
     progress = f"{entry.done} of {entry.total or 'an unknown number of'} samples"
+    state, short, reason = CellState.PARTIAL, progress, f"{progress} finished"
     if entry.error:
         state, short, reason = CellState.FAILED, "failed", f"{entry.error} ({progress} finished)"
-    else:
-        state, short, reason = CellState.PARTIAL, progress, f"{progress} finished"
     return PlannedRun(query, state, short, reason, spec, None, folder, entry.done, entry.total)
 
 

@@ -485,6 +485,7 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
     ]
     compares_scores = any(m.is_score and m.minus for m in built.table.metrics)
     intervals = WORDS["intervals"].format(paired=WORDS["paired"] if compares_scores else "")
+    reported_on = dict.fromkeys(planned.cell.reported_on for planned in built.cells.planned)
     parts = [
         ("Definitions", [*definitions, intervals, *_passes_lines(built)]),
         ("Measured on", [*built.hardware, *_mark_lines(built)]),
@@ -492,7 +493,7 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
         ("Inputs", built.inputs),
         (
             "Reported" if built.table.reported else "Source",
-            [built.table.source, *_reported_on(built)],
+            [built.table.source, *(f"on {hardware}" for hardware in reported_on if hardware)],
         ),
         ("Notes", [f"{note.name}: {note.text}" for note in built.table.notes]),
         ("Not graded", _ungraded_lines(built)),
@@ -511,11 +512,6 @@ def run_lines(built: BuiltTable) -> list[str]:
         + ", ".join(f"{row['heads'][0]} {hashes(row)}" for row in block["rows"])
         for block in blocks(built)
     ]
-
-
-def _reported_on(built: BuiltTable) -> list[str]:
-    names = dict.fromkeys(planned.cell.reported_on for planned in built.cells.planned)
-    return [f"on {hardware}" for hardware in names if hardware]
 
 
 def _ungraded_lines(built: BuiltTable) -> list[str]:

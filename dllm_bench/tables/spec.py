@@ -312,10 +312,9 @@ class PaperTable:
 
     def _at(self, cell: Cell, keys: Mapping[str, str], metric: TableMetric) -> Cell:
         """Return the cell of `metric` that differs from `cell` in the facet values `keys`."""
-        named = {**cell.keys, **keys}
-        pairs = ((facet, value) for facet, values in self.facets.items() for value in values)
-        known = {facet: value for facet, value in pairs if value.name == named[facet]}
-        part = self._cell(known, metric) if known.keys() == named.keys() else None
+        pairs = ((facet, value) for facet in keys for value in self.facets.get(facet, ()))
+        other = {facet: value for facet, value in pairs if value.name == keys[facet]}
+        part = self._cell({**cell.values, **other}, metric) if len(other) == len(keys) else None
         if part is None or any(value.skip for value in part.holding):
             raise DllmBenchError(
                 f"Table {self.name}: {cell.metric.name} at {cell.keys} is derived from "
