@@ -116,10 +116,10 @@ def compose_decoder(name: str, overrides: Sequence[str]) -> Plain:
 
 @cache
 def merge_groups(groups: tuple[str, ...]) -> bytes:
-    """Return a configuration whose groups are composed one by one: no group depends on another's
-    choice.
+    """Return a configuration, pickled, whose groups are composed one by one: no group depends on
+    another's choice.
 
-    It is pickled: the caller's own copy takes a fifth of the time of `deepcopy`.
+    Unpickling it copies it faster than `deepcopy`.
     """
     names = [text.partition("=")[0].partition("/")[0] for text in groups]
     if not set(names) <= set(GROUPS):

@@ -134,8 +134,9 @@ def layer_parameters(shape: dict[str, int]) -> int:
 
 
 def roofline_ms(one: RoundShape, kind: str, made: Forward, ceilings: Ceilings) -> float:
-    """Return the shortest possible time of a round of `random_rounds` under the measured ceilings.
+    """Return the shortest possible time of a round under the measured ceilings.
 
+    made: its forward, of `random_rounds`; kind: the quantisation of the weights, "none" or "fp8".
     Bytes: every weight, the cached K/V and the logits once. Operations: two per weight and row, and
     four per head dimension, query and key. FP8 halves the bytes of layers, not of the head. Logits
     are those of the masks: each lookahead branch has one fewer than the base.

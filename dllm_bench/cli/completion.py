@@ -124,9 +124,10 @@ def settings_of(group: str, name: str, chosen: Mapping[str, str]) -> list[str]:
     """Return the dotted names of the settings of a choice, those of its pieces included."""
     plain, found = read(f"{group}/{name}.yaml"), list[str]()
     for entry in plain.pop("defaults", ()):
-        if isinstance(entry, str) and entry != "_self_":
-            found += settings_of(group, entry, chosen)
-        for key, usual in () if isinstance(entry, str) else entry.items():
+        if isinstance(entry, str):
+            found += settings_of(group, entry, chosen) if entry != "_self_" else []
+            continue
+        for key, usual in entry.items():
             slot = key.removeprefix("override ")
             piece = chosen.get(f"{group}/{slot}", usual)
             found = [one for one in found if not one.startswith(f"{slot}.")]

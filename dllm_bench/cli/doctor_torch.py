@@ -167,7 +167,7 @@ def text_lines(checkpoint: Inspection) -> Iterator[Line]:
     """Report the special token ids with their texts, and the chat template."""
     yield OK, "special ids", ", ".join(f"{r} {text}" for r, text in checkpoint.named_ids().items())
     if checkpoint.text.tokenizer is None:
-        yield REQUIRED_MISSING, "tokenizer", "no tokenizer files by the weights; requests need them"
+        yield REQUIRED_MISSING, "tokenizer", "no tokenizer files; requests of text need them"
     elif checkpoint.text.chat:
         yield OK, "chat template", f"sha256 {str(checkpoint.text.template_sha256)[:12]}"
     else:

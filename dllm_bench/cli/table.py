@@ -361,7 +361,7 @@ def verdict_lines(judgements: Sequence[verdict.Judgement], arguments: Namespace)
     """Yield a line per claim, then the commands that settle the open ones."""
     yield from align([verdict.ROW_HEADS, *(one.row for one in judgements)])
     yield ""
-    yield f"{len(judgements)} claims: {verdict.counts_text(judgements)}; p is corrected (Holm)"
+    yield f"{len(judgements)} claims (p corrected for all, Holm): {verdict.counts_text(judgements)}"
     given = given_folders(arguments)
     yield f"one claim in full: dllm-bench claims PAPER/CLAIM{given}"
     again = f"{verdict.COMMAND} {arguments.claim} {chosen_profile(arguments).flags}{given}"

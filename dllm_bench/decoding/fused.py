@@ -24,12 +24,12 @@ SEARCHED = 1024  # logits that a search compares with 16 bounds at a time
 WARPS = 8  # of 32 threads with 32 logits each: 64 registers on an H200, nothing spilled
 
 
-def available(rows: Tensor, dtype: torch.dtype | None = None) -> bool:
+def available(logits: Tensor, to: torch.dtype | None = None) -> bool:
     """Return whether the kernels accept these logits: their device and dtype, and Triton's state.
 
-    dtype: what logits are rounded to first, their own if None.
+    to: what logits are rounded to first, their own dtype if None.
     """
-    return rows.is_cuda and rows.dtype in DTYPES and works(rows.dtype, dtype, str(rows.device))
+    return logits.is_cuda and logits.dtype in DTYPES and works(logits.dtype, to, str(logits.device))
 
 
 @cache

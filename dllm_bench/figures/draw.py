@@ -197,7 +197,7 @@ def draw_panel(ax: Axes, panel: Panel) -> None:
     ax.set_ylabel(textwrap.fill(figure.quantities[panel.quantity] + simulated, LABEL_CHARACTERS))
     rows = built.placed[built.placed.quantity == panel.quantity]
     set_ticks(ax, "x", figure.draw.x.log, [] if built.categories else built.placed.place)
-    set_ticks(ax, "y", panel.log_y, rows.y, rows.low, rows.high)
+    set_ticks(ax, "y", panel.log_y, rows.y, [*rows.low, *rows.high])
     if built.categories:
         name_categories(ax, panel)
     panels.draw_switches(ax, panel)
@@ -226,16 +226,16 @@ def panel_title(panel: Panel, room: int, common: str) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, *values: Iterable[float]) -> None:
+def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, values: Any, ends: Any = ()) -> None:
     """Label the ticks of an axis with plain numbers, integers for integer values.
 
     A logarithmic axis starts with 0 if a value is 0, and has a tick at each value if there are few.
-    `values`: those of all panels, which share the range; then low and high ends of their intervals,
-    which the range of a logarithmic axis includes.
+    `values`: numbers of all panels, which share the range. `ends`: of their intervals, as far as
+    which a logarithmic axis reaches.
     """
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    places = sorted(set(values[0]))
+    places = sorted(set(values))
     ticks = ax.xaxis if axis == "x" else ax.yaxis
     if not places or isinstance(ticks.get_major_locator(), FixedLocator):  # a reliability diagram's
         return
@@ -245,9 +245,9 @@ def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, *values: Iterable[fl
         return
     (ax.set_xscale if axis == "x" else ax.set_yscale)("log" if places[0] > 0 else "symlog", base=2)
     if places[0] > 0:
-        low, *_, high = sorted(end for ends in (*values, places) for end in ends if end > 0)
-        room = LOG_ROOM * (high / low) ** 0.05
-        ax.set(**{f"{axis}lim": (low / room, high * room)})
+        reach = [end for end in (*places, *ends) if end > 0]
+        room = LOG_ROOM * (max(reach) / min(reach)) ** 0.05
+        ax.set(**{f"{axis}lim": (min(reach) / room, max(reach) * room)})
     if len(places) <= FEW_TICKS:
         ticks.set_major_locator(FixedLocator(places))
     ticks.set_minor_locator(NullLocator())

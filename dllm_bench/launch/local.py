@@ -210,7 +210,7 @@ def take_next(waiting: list[tuple[RunSpec, ...]], previous: RunSpec | None) -> t
     return best
 
 
-@cache  # of all waiting runs, each time that a worker takes the next
+@cache  # each worker that takes its next run asks for the keys of all that wait
 def _group(spec: RunSpec) -> str:
     """Return a key that is equal for runs with the same model and benchmark."""
     return digest([spec.model, spec.benchmark, spec.hardware, spec.inputs])

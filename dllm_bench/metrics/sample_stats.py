@@ -219,8 +219,8 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> DataFrame:
 
 @cache
 def _names_in_frame() -> Any:
-    """Return the index of a frame's columns, one for all frames: it finds a column by a hash table
-    that takes longer to make than a metric."""
+    """Return the index of a frame's columns, one for all frames: making its hash table takes longer
+    than computing a metric."""
     import pandas as pd
 
     numbers = (name for name in SampleStats.columns() if name not in NESTED)

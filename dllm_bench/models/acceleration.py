@@ -29,7 +29,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -320,7 +319,7 @@ class FixedForward:
 
     def record(self, model: FixedShapeDenoiser) -> None:
         """Record the graph; run without it, here and from now on, where that fails."""
-        model.records = passes_check(partial(self._record, model), "recording one", WITHOUT_GRAPHS)
+        model.records = passes_check(lambda: self._record(model), "recording one", WITHOUT_GRAPHS)
         if self.graph is None:  # an error of the forward itself is raised again
             self._outputs = model.run_fixed(self)
 

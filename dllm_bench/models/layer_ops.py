@@ -22,7 +22,7 @@ Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of each position's angles, (1, F, E) each; both halves of E are equal."""
 Heads = tuple[int, int, int]
 """Number of heads of queries, and of keys and values, and their size."""
-FEW: Heads = (6, 2, 8)
+FEW: Heads = (6, 2, 8)  # with which `compare_kernels` compares
 BLOCK = 1024  # numbers that a program of `swiglu` writes
 LANES, ROWS, KEYS = 64, 32, 64  # of `attend_parts`: heads times rows, rows, keys at a time
 PROGRAMS = 264  # of `attend_parts`: two for each multiprocessor of an H200

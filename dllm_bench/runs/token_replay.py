@@ -55,7 +55,8 @@ class TokenReplay:
     """int8: whether the candidate was the final token, beyond the open blocks too; or `UNSEEN`."""
 
 
-ARRAYS = ("chance_SP", "rank_SP", "found_SP")
+ARRAYS = [field.name for field in fields(TokenReplay)[1:]]
+"""Names of its arrays."""
 
 
 class TokenLog:

@@ -297,4 +297,4 @@ def setting_in(decoder: Mapping[str, Any], key: str, default: Any = None) -> Any
 
 
 NOTHING_SET = RunConfig({})
-"""The configuration of a run of which none is known."""
+"""The empty configuration, of a run whose settings are not known."""

@@ -214,7 +214,7 @@ class Planner:
     runs: dict[RunKey, PlannedRun] = field(default_factory=dict)
     """The runs planned so far."""
     found: dict[tuple[RunSpec, int | None], PlannedRun] = field(default_factory=dict)
-    """Those looked up so far, by identity and items: different queries may be the same run."""
+    """The runs looked up so far, by identity and items: different queries may be the same run."""
 
     @classmethod
     def cached(cls, settings: SettingsCache, store: Store) -> Planner:
@@ -281,8 +281,9 @@ class Planner:
             )
             return unavailable if device else do_not_fit
         known = spec, spec.limit
-        found = self.found[known] = self.found.get(known) or look_up(query, spec, self.store)
-        stored = replace(found, query=query, spec=spec, config=run.config)
+        if known not in self.found:
+            self.found[known] = look_up(query, spec, self.store)
+        stored = replace(self.found[known], query=query, spec=spec, config=run.config)
         return unavailable if device and stored.open else stored
 
     def _specify(self, config: Mapping[str, Any]) -> RunSpec:
@@ -434,8 +435,7 @@ def missing_trained_files(runs: Iterable[PlannedRun]) -> list[str]:
     """Return the filters, drafters and step profiles below `TRAINED` that decoders name and that
     are not trained yet.
     """
-    named = named_sources(runs)
-    return [one for one in named if one.startswith(TRAINED) and not Path(one).exists()]
+    return [s for s in named_sources(runs) if s.startswith(TRAINED) and not Path(s).exists()]
 
 
 # --- which queries can have a stored run ---------------------------------------------------------

@@ -343,7 +343,7 @@ def test_a_figure_says_what_is_missing_then_runs_it(tmp_path: Path, capsys) -> N
     assert main(ask) == 0
     said = capsys.readouterr().out
     assert "2 runs to make" in said
-    assert f"figure {NAME} --profile embedded --limit 1 --results {tmp_path} --run" in said
+    assert f"bench figure {NAME} --profile embedded --limit 1 --results {tmp_path} --run" in said
     assert said.count("one of them (missing: not run yet): dllm-bench run ") == 2
     assert [(row["y"], row["state"]) for row in rows(tmp_path)] == [("", "missing")] * 2
 

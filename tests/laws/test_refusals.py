@@ -159,7 +159,7 @@ PARTS: list[tuple[Make, str]] = [
     unfit("D2Cache needs a score with raw", score=CREDIT, select=Best(1), cache=D2Cache()),
     unfit("ElasticCache needs a explore with", cache=ElasticCache(4, 0.9), explore=Lookahead(3)),
     *(unfit(f"{name}.*choose another", GROWS, **parts) for name, parts in GROWN.items()),
-    unfit(r"blocks of 16 \(decoder.schedule.block\)", select=Filter(RandomHead(block=16))),
+    unfit(r"Filter needs .*of 16 \(decoder.schedule", select=Filter(RandomHead(block=16))),
     unfit("Oracle needs a schedule with blocks of 8", select=Oracle(BASE), schedule=Blocks(16)),
     unfit("Lookahead needs a score with raw confidence.*Credit", score=CREDIT, explore=RAW),
     *(

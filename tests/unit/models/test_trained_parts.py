@@ -126,7 +126,7 @@ UNFIT: list[tuple[Callable[[Path], object], str]] = [
         (lambda path, name=name: DDTree(drafter(path, name)), "takes the tokens of a block as inde")
         for name in ("dspark", "dflash2")
     ),
-    (lambda path: SpeculativeDecoder(DDTree(drafter(path, "dflash_zlab"))), "Tree needs a verify"),
+    (lambda path: SpeculativeDecoder(DDTree(drafter(path, "dflash_zlab"))), "DDTree needs a ver"),
     (lambda path: drafter(path, "dflash2", hidden_size=41), "of 41 channels"),
     (lambda path: DFlash(drafter(path, "dflash_zlab"), slots=7), "choose 1 to 6"),
     (lambda path: DFlash(drafter(path, "dflash"), slots=5), "choose 1 to"),
