@@ -348,6 +348,6 @@ class TextCodec:
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
             raise DllmBenchError(
-                f"Model {self.name!r} lacks tokenizer files; add tokenizer.json and its config."
+                f"Model {self.name!r} has no tokenizer files; add tokenizer.json and its config."
             )
         return self.tokenizer
