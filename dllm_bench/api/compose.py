@@ -63,6 +63,8 @@ PLAIN_TEXT = re.compile(r"""[^'"\[\]{}()$\\,\s]+""")
 INTERPOLATION = re.compile(r"(\\*)(\$\{)")
 """What begins an interpolation, after the backslashes that would escape it."""
 BASELINE, PIECES = "decoder@baseline", "decoder/"  # groups
+PLACES = {**{group: group for group in GROUPS}, BASELINE: "baseline", "model@parent": "parent"}
+"""Group of conf/run.yaml -> key of its choice in the configuration."""
 FOREIGN_NAMES = read_yaml(Path(__file__).with_name("foreign_names.yaml"))
 """What settings are called in other programs -> what they are called here."""
 OPTIONAL = {field.name for field in fields(ModelSpec) if field.default is None}
@@ -95,8 +97,8 @@ def compose(overrides: Sequence[str]) -> Plain:
         parsed = {text: parse_value_override(text) for text in overrides}
         cfg = pickle.loads(merge_groups(tuple(o for o in overrides if parsed[o] is None)))
         try:
-            for key, value in filter(None, map(parsed.get, overrides)):
-                OmegaConf.update(cfg, key, value, merge=True)
+            for key, value, is_added in filter(None, map(parsed.get, overrides)):
+                OmegaConf.update(cfg, key, value, merge=True, force_add=is_added)
         except OmegaConfBaseException:
             cfg = compose_groups(tuple(overrides))
         return checked(cfg)
@@ -121,16 +123,19 @@ def merge_groups(groups: tuple[str, ...]) -> bytes:
 
     Unpickling it copies it faster than `deepcopy`.
     """
-    names = [text.partition("=")[0].partition("/")[0] for text in groups]
-    if not set(names) <= set(GROUPS):
+    keys = [text.partition("=")[0] for text in groups]
+    places = [PLACES.get(key if "@" in key else key.partition("/")[0]) for key in keys]
+    if None in places:
         return pickle.dumps(compose_groups(groups))
     cfg = pickle.loads(pickle.dumps(compose_groups(())))
-    for name in set(names):
-        own = [text for text, group in zip(groups, names, strict=True) if group == name]
-        added = [f"+{text}" if text.startswith(f"{name}=") else text for text in own]
-        alone = len(set(added) - set(own)) == 1  # otherwise conf/run.yaml makes the choice
+    for place in set(places):
+        own = {
+            text: key for text, key, its in zip(groups, keys, places, strict=True) if its == place
+        }
+        added = [f"+{text}" if key in PLACES else text for text, key in own.items()]
+        alone = sum(key in PLACES for key in own.values()) == 1  # or conf/run.yaml makes the choice
         part = compose_groups(tuple(added), EMPTY) if alone else compose_groups(tuple(own))
-        cfg[name] = part[name]
+        OmegaConf.update(cfg, place, part[place], merge=False, force_add=True)
     return pickle.dumps(cfg)
 
 
@@ -160,13 +165,15 @@ def search_path() -> list[str]:
 
 
 @cache
-def parse_value_override(text: str) -> tuple[str, Any] | None:
-    """Return (key, value) of an override that only sets a value; None if Hydra must apply it."""
+def parse_value_override(text: str) -> tuple[str, Any, bool] | None:
+    """Return (key, value, whether the key may be new) of an override that only sets a value; None
+    if Hydra must apply it."""
     [parsed] = OverridesParser.create().parse_overrides([text])
-    key = parsed.key_or_group
-    is_change = parsed.type is OverrideType.CHANGE and not parsed.is_sweep_override()
+    key, is_added = parsed.key_or_group, parsed.is_force_add()
+    is_change = is_added or parsed.type is OverrideType.CHANGE
     is_group = any((folder / key).is_dir() for folder in paths.conf_dirs())
-    return (key, parsed.value()) if is_change and not parsed.package and not is_group else None
+    is_value = is_change and not (parsed.is_sweep_override() or parsed.package or is_group)
+    return (key, parsed.value(), is_added) if is_value else None
 
 
 # --- models named by a checkpoint ----------------------------------------------------------------
