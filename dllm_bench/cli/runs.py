@@ -14,7 +14,7 @@ import csv
 import json
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from dllm_bench.store.files import csv_rows, csv_text, matching, stored_bytes, w
 from dllm_bench.store.index import IndexedRun, RecordIndex
 from dllm_bench.store.lock import unlock
 from dllm_bench.store.record import SHOWN_METRICS
-from dllm_bench.store.spec import differing, flat_settings
+from dllm_bench.store.spec import Settings, differing, flat_settings
 from dllm_bench.store.store import LOCK, RunEntry, RunState, Store, remove, sealed_record, verify
 
 if TYPE_CHECKING:
@@ -74,20 +74,20 @@ def status_rows(
     if column:
         require_known("column", column, COLUMNS)
     rows, damages = list[StatusRow](), list[str]()
+    settings = list[tuple[str, Hashable, Settings]]()  # as `differing` takes them
     for folder, run in RecordIndex(store).runs():
         if isinstance(run, IndexedRun):
-            rows.append(row_of_sealed(run))
+            row, own = row_of_sealed(run), run.settings
         elif isinstance(run, RunEntry):
-            rows.append(row_of_unfinished(run))
+            row, own = row_of_unfinished(run), flat_settings(run.spec)
             damages += [run.error] if run.state is RunState.DAMAGED else []
         else:
             rows.append(row_of_unreadable(folder))
             damages.append(str(run))
-    apart = differing(
-        (row["run"], (row["decoder"], row["model"], row["benchmark"]), row.pop("all"))
-        for row in rows
-        if "all" in row  # those of an unreadable run are unknown
-    )
+            continue  # its settings are unknown
+        rows.append(row)
+        settings.append((row["run"], (row["decoder"], row["model"], row["benchmark"]), own))
+    apart = differing(settings)
     rows = [{**row, "settings": apart.get(row["run"], "")} for row in rows]
     rows = [row for row in rows if all(any(w in row[name] for name in WORDS) for w in words)]
     if column in NUMBERS:
@@ -131,7 +131,6 @@ def row_of_sealed(run: IndexedRun) -> StatusRow:
         "state": RunState.SEALED.value,
         "done": f"{run.samples}/{run.samples}",
         **dict(zip(NUMBERS[1:], map(run.metrics.get, SHOWN_METRICS), strict=True)),
-        "all": run.settings,
     }
 
 
@@ -147,7 +146,6 @@ def row_of_unfinished(entry: RunEntry) -> StatusRow:
         "decoder": spec.label,
         **dict.fromkeys(("score", "interval", "tpf", "tps")),
         "ungraded": "",
-        "all": flat_settings(spec),
     }
 
 

@@ -147,37 +147,35 @@ def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[
 
 def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
     """Return one cell, measured from its runs' records and compared with the reported value."""
-    cell, state, metric = planned.cell, planned.run.state, planned.cell.metric
+    cell, metric, state = planned.cell, planned.cell.metric, planned.run.state
     draws, items, text, n, reason = [nan], frozenset[Items](), "", 0, planned.run.reason
     if state is CellState.SETTING:
-        texts = {setting_text(leaf.run.config, metric) for leaf in derive.leaves_of(planned)}
-        text = texts.pop() if len(texts) == 1 else ""
-        draws = [nan if (number := parse_number(text)) is None else number]
-        reason = f"the run has no setting {metric.setting}"
-        reason = "" if text else f"its runs differ in {metric.setting}" if texts else reason
+        text, reason = _setting(planned)
+        draws = [_number_in(text)]
     elif state is CellState.SEALED:
         (draws, items), n = derive.number_of(planned), _samples_behind(planned)
-        reason = why_undefined(planned) if isnan(draws[0]) else ""
-    value, is_sealed = float(draws[0]), state is CellState.SEALED
-    is_measured = is_sealed and not isnan(value)
-    ends = derive.interval(planned, draws) if is_measured else None
-    reported = parse_number(cell.reported)
-    verdict = CellVerdict.NONE
+    value, status, ends, verdict = float(draws[0]), str(state), None, CellVerdict.NONE
+    is_measured = state is CellState.SEALED and not isnan(value)
+    if is_measured:
+        status, ends = MEASURED, derive.interval(planned, draws)
+    elif state is CellState.SEALED:
+        status, reason = UNDEFINED, why_undefined(planned)
     if text or is_measured:
         verdict, reason = _compared(planned, profile, value, ends, text)
-    judged = is_measured and verdict not in (CellVerdict.NONE, CellVerdict.NOT_COMPARABLE)
+    reported = _number_in(cell.reported)
+    is_judged = is_measured and verdict not in (CellVerdict.NONE, CellVerdict.NOT_COMPARABLE)
     return {
         "definition": metric.formula,
         "unit": metric.unit,
         "state": str(state),
-        "status": MEASURED if is_measured else UNDEFINED if is_sealed else str(state),
+        "status": status,
         "value": value,
         "low": ends[0] if ends else nan,
         "high": ends[1] if ends else nan,
         "n": n,
         "text": text,
-        "reported": nan if reported is None else reported,
-        "delta": value - reported if judged and reported is not None else nan,
+        "reported": reported,
+        "delta": value - reported if is_judged else nan,
         "verdict": verdict,
         "reason": reason,
         "disturbed": is_measured and bool(disturbed_runs([planned])),
@@ -188,6 +186,21 @@ def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
         "items": items,
         "planned": planned,
     }
+
+
+def _number_in(text: str) -> float:
+    number = parse_number(text)
+    return nan if number is None else number
+
+
+def _setting(planned: PlannedCell) -> tuple[str, str]:
+    """Return the text of a cell's setting, or "" and the reason why there is none."""
+    metric = planned.cell.metric
+    texts = {setting_text(leaf.run.config, metric) for leaf in derive.leaves_of(planned)}
+    if len(texts) > 1:
+        return "", f"its runs differ in {metric.setting}"
+    [text] = texts
+    return text, "" if text else f"the run has no setting {metric.setting}"
 
 
 def _samples_behind(planned: PlannedCell) -> int:

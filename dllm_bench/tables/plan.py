@@ -268,23 +268,26 @@ class Planner:
             why = "This machine cannot stand in for it."
             return _unavailable(", ".join(cell.needs), why, without_config)
         device = "" if self.any_machine else run.missing_device
-        unavailable = _unavailable(device, f"hardware={run.config.hardware.name} asks for it.", run)
-        if device and not _has_runs_like(run.config, self.store):
-            return unavailable
+        if not device:
+            return self._stored(run)
+        if _has_runs_like(run.config, self.store):
+            stored = self._stored(run)
+            if stored.spec and not stored.open:
+                return stored
+        return _unavailable(device, f"hardware={run.config.hardware.name} asks for it.", run)
+
+    def _stored(self, run: PlannedRun) -> PlannedRun:
+        """Return a composed run with its specification and the state that it has in the store."""
         try:
             spec = self._specify(run.config)
         except MissingInputError as error:
-            return unavailable if device else _unavailable("weights or data", str(error), run)
+            return _unavailable("weights or data", str(error), run)
         except DllmBenchError as error:
-            do_not_fit = replace(
-                run, state=CellState.UNAVAILABLE, short=DO_NOT_FIT, reason=str(error)
-            )
-            return unavailable if device else do_not_fit
+            return replace(run, state=CellState.UNAVAILABLE, short=DO_NOT_FIT, reason=str(error))
         known = spec, spec.limit
         if known not in self.found:
-            self.found[known] = look_up(query, spec, self.store)
-        stored = replace(self.found[known], query=query, spec=spec, config=run.config)
-        return unavailable if device and stored.open else stored
+            self.found[known] = look_up(run.query, spec, self.store)
+        return replace(self.found[known], query=run.query, spec=spec, config=run.config)
 
     def _specify(self, config: Mapping[str, Any]) -> RunSpec:
         with local_data_only(not self.download):
@@ -390,31 +393,31 @@ def _unavailable(what: str, why: str, run: PlannedRun) -> PlannedRun:
 
 def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
     """Return the run with the state that it has in the store."""
-    folder = spec.folder
+    run = PlannedRun(query, CellState.MISSING, "missing", "not run yet", spec, folder=spec.folder)
     try:
-        folder = store.path(spec).relative_to(store.root).as_posix()
-        largest = store.largest_record(spec)
-        record = (
-            first_items(largest, spec.limit) if largest and largest.covers(spec.limit) else None
-        )
-        entry = None if largest else store.entry(spec)
+        run = replace(run, folder=store.path(spec).relative_to(store.root).as_posix())
+        sealed = store.largest_record(spec)
+        if sealed and sealed.covers(spec.limit):
+            record = first_items(sealed, spec.limit)
+            n = len(record.columns["id"])
+            of_record = replace(run, record=record, done=n, total=n, items=record.items)
+            return replace(of_record, state=CellState.SEALED, short="", reason="")
+        entry = None if sealed else store.entry(spec)
     except DllmBenchError as error:
-        return PlannedRun(query, CellState.FAILED, "failed", str(error), spec, folder=folder)
-    if record is not None:
-        n = len(record.columns["id"])
-        return PlannedRun(query, CellState.SEALED, "", "", spec, record, folder, n, n, record.items)
-    if largest is not None:
-        done, total = len(largest.columns["id"]), spec.limit and spec.limit * spec.repeats
-        short = f"{largest.items} of {spec.limit or 'all'} items"
-        more = (spec, None, folder, done, total, largest.items)
-        return PlannedRun(query, CellState.PARTIAL, short, f"{short} finished", *more)
+        return replace(run, state=CellState.FAILED, short="failed", reason=str(error))
+    if sealed:
+        short = f"{sealed.items} of {spec.limit or 'all'} items"
+        done, total = len(sealed.columns["id"]), spec.limit and spec.limit * spec.repeats
+        run = replace(run, done=done, total=total, items=sealed.items)
+        return replace(run, state=CellState.PARTIAL, short=short, reason=f"{short} finished")
     if entry is None:
-        return PlannedRun(query, CellState.MISSING, "missing", "not run yet", spec, folder=folder)
+        return run
     progress = f"{entry.done} of {entry.total or 'an unknown number of'} samples"
-    state, short, reason = CellState.PARTIAL, progress, f"{progress} finished"
+    run = replace(run, done=entry.done, total=entry.total)
     if entry.error:
-        state, short, reason = CellState.FAILED, "failed", f"{entry.error} ({progress} finished)"
-    return PlannedRun(query, state, short, reason, spec, None, folder, entry.done, entry.total)
+        reason = f"{entry.error} ({progress} finished)"
+        return replace(run, state=CellState.FAILED, short="failed", reason=reason)
+    return replace(run, state=CellState.PARTIAL, short=progress, reason=f"{progress} finished")
 
 
 def with_job(run: PlannedRun, jobs: SlurmJobs) -> PlannedRun:
