@@ -120,6 +120,6 @@ class Generation:
     likelihoods: tuple[Likelihood, ...] = ()  # one per option; `ids` are the best one's
 
     @property
-    def emitted(self) -> int:
-        """Number of tokens before the first cut."""
+    def end(self) -> int:
+        """Index in `ids` at which the text ends: the first cut."""
         return min(self.cut.values(), default=len(self.ids))

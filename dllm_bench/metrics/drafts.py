@@ -101,18 +101,18 @@ def speculative_columns(trace: Trace, born: Sequence[int], ids: Sequence[int]) -
         return {"rounds": _stored_rounds(trace, born), **({"verify_s": spent_s} if spent_s else {})}
     if not rows or any(row.kind not in LOOP or row.masks for row in rows):
         return {}
-    verified = [(index, row) for index, row in enumerate(rows) if row.kind == ForwardKind.VERIFY]
+    verified = {index: row for index, row in enumerate(rows) if row.kind == ForwardKind.VERIFY}
     spent = {kind: sum(row.ms for row in rows if row.kind == kind) / 1000 for kind in LOOP}
     spent[ForwardKind.DRAFT] += spent.pop(ForwardKind.SELF_DRAFT)
-    timed = any(spent.values())
-    columns: dict[str, Any] = {f"{kind}_s": seconds for kind, seconds in spent.items() if timed}
-    columns["rounds"] = _stored_rounds(trace, born)
-    if all(row.survival for _, row in verified):
-        columns["survival"] = [list(row.survival) for _, row in verified]
-    if all(len(row.drafted) >= row.proposed for _, row in verified):  # older traces lack the rest
-        starts = [bisect_left(born, index) for index, _ in verified]
-        pairs = zip(verified, starts, strict=True)
-        columns["right"] = [right_tokens(row, ids[start:]) for (_, row), start in pairs]
+    columns: dict[str, Any] = {"rounds": _stored_rounds(trace, born)}
+    if any(spent.values()):
+        columns |= {f"{kind}_s": seconds for kind, seconds in spent.items()}
+    if all(row.survival for row in verified.values()):
+        columns["survival"] = [list(row.survival) for row in verified.values()]
+    if all(len(row.drafted) >= row.proposed for row in verified.values()):  # older ones lack some
+        columns["right"] = [
+            right_tokens(row, ids[bisect_left(born, index) :]) for index, row in verified.items()
+        ]
     return columns
 
 

@@ -135,49 +135,60 @@ def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: i
     rounds before it checks whether masks are left. A round whose number in the request is a
     multiple of `renewal_rounds` first renews the cache, which is a separate forward.
     """
-    taken, every = Counter(generation.born), generation.renewal_rounds
-    idle = rounds = made = 0  # made: rounds of the request so far, including idle ones
+    committed, every = Counter(generation.born), generation.renewal_rounds
+    idle = done = 0  # rounds of the request so far, including idle ones
+    left = 0  # rounds until the loop checks whether masks are left
     for index, forward in enumerate(generation.trace.forwards):
         if forward.masks == 0:  # a draft or a verification belongs to no block
             continue
-        rounds = rounds or min(max(forward.masks // tokens_per_forward, 1), unroll)
-        ends_round = forward.kind == ForwardKind.DENOISE
-        rounds, made = rounds - ends_round, made + ends_round
-        if forward.masks == taken[index]:
-            fresh = range(made + (not ends_round), made + rounds)  # without one renewed already
-            idle += rounds + sum(every is not None and number % every == 0 for number in fresh)
-            rounds, made = 0, made + rounds
+        if left == 0:
+            left = min(max(forward.masks // tokens_per_forward, 1), unroll)
+        is_renewal = forward.kind != ForwardKind.DENOISE  # its round ends with the next forward
+        if not is_renewal:
+            left, done = left - 1, done + 1
+        if forward.masks == committed[index]:  # the block is full
+            idle += left
+            if every is not None:
+                renewable = range(done + 1 if is_renewal else done, done + left)
+                idle += sum(number % every == 0 for number in renewable)
+            left, done = 0, done + left
     return idle
+
+
+def emitted_ids(
+    ids: Sequence[int], born: Sequence[int], cut: Mapping[str, int], mask: int
+) -> list[int]:
+    """Return the emitted tokens: those that were decoded, before the first cut. For the arguments
+    see `Generation`.
+    """
+    before_cut = slice(min(cut.values(), default=len(ids)))
+    placed = zip(ids[before_cut], born[before_cut], strict=True)
+    return [token for token, forward in placed if token != mask and forward != GIVEN]
 
 
 def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, float]:
     """Return the counts that follow from tokens and trace alone; the runner adds timings and
     text."""
+    ids, born, trace = generation.ids, generation.born, generation.trace
+    written = [(id_, at) for id_, at in zip(ids, born, strict=True) if id_ != special.mask]
+    decoded = [token for token, forward in written if forward >= 0]
     blank = {*special.ends, special.pad}
-    placed = enumerate(zip(generation.ids, generation.born, strict=True))
-    written = [(at, token, born) for at, (token, born) in placed if token != special.mask]
-    decoded = [token for _, token, born in written if born >= 0]
-    end = min([*generation.cut.values(), len(generation.ids)])
-    forwards = [
-        call
-        for call in generation.trace.forwards
-        if call.kind not in (ForwardKind.DRAFT, ForwardKind.HEAD)
-    ]
-    errors = [likelihood.error for likelihood in generation.likelihoods]
-    writes = generation.trace.writes(generation.born)
-    encoding = sum(
-        call.kind == ForwardKind.PREFILL and not any(made)
-        for call, made in zip(generation.trace.forwards, writes, strict=True)
-    )
-    through_end = generation.cut.get("eos", len(generation.ids) - 1) + 1
-    return {
-        **({"error_nats": fmean(errors)} if errors else {}),
-        **({"encoding": encoding, "through_end": through_end} if encoding else {}),
-        "allocated": len(generation.ids),
+    of_drafters = (ForwardKind.DRAFT, ForwardKind.HEAD)
+    forwards = [forward for forward in trace.forwards if forward.kind not in of_drafters]
+    writes = trace.writes(born)
+    counts: dict[str, float] = {}
+    if generation.likelihoods:
+        counts["error_nats"] = fmean(likelihood.error for likelihood in generation.likelihoods)
+    pairs = zip(trace.forwards, writes, strict=True)
+    encoding = sum(call.kind == ForwardKind.PREFILL and not any(made) for call, made in pairs)
+    if encoding:
+        counts |= {"encoding": encoding, "through_end": generation.cut.get("eos", len(ids) - 1) + 1}
+    return counts | {
+        "allocated": len(ids),
         "committed": len(decoded),
         "content": sum(token not in blank for token in decoded),
-        "first_tokens": sum(born == 0 for _, _, born in written),
-        "emitted": sum(at < end and born != GIVEN for at, _, born in written),
+        "first_tokens": sum(forward == 0 for _, forward in written),
+        "emitted": len(emitted_ids(ids, born, generation.cut, special.mask)),
         "forwards": len(forwards),
         "rows": sum(
             forward.branches * (forward.fed if forward.rows is None else forward.rows)

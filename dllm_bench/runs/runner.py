@@ -27,8 +27,8 @@ from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import FALLBACKS, DllmBenchError
 from dllm_bench.core.request import Generation, Request, cut_reasons
 from dllm_bench.core.state import check_no_masks
-from dllm_bench.core.trace import GIVEN, ForwardKind, Trace
-from dllm_bench.metrics.sample_stats import count_sample
+from dllm_bench.core.trace import ForwardKind, Trace
+from dllm_bench.metrics.sample_stats import count_sample, emitted_ids
 from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded, restore_scheduling
 from dllm_bench.runs.progress import Observer, ObserverGroup, RunningMetrics
 from dllm_bench.store import provenance
@@ -85,39 +85,36 @@ def run_in_turns(
     warmed up once, and their folders stay open until the last pass.
     """
     failed: dict[int, Exception] = {}
+    waiting: dict[int, RunSession] = {}  # of the runs that are neither sealed nor failed
+
+    @contextmanager
+    def caught(index: int) -> Iterator[None]:
+        """Record an exception of the block as the run's error, and write it into its folder."""
+        try:
+            yield
+        except Exception as error:
+            failed[index] = error
+            if session := waiting.pop(index, None):
+                session.opened.fail(f"{type(error).__name__}: {error}")
+
     with ExitStack() as stack:
-        sessions: dict[int, RunSession] = {}
         for index, spec in enumerate(specs):
             opened = _open_session(spec, store, ObserverGroup([progress]), deps, None)
-            with _caught(failed, index):
-                sessions[index] = stack.enter_context(opened)
-        waiting = {i: one for i, one in sessions.items() if one.opened.record is None}
+            with caught(index):
+                session = stack.enter_context(opened)
+                if session.opened.record is None:
+                    waiting[index] = session
         for passes in range(1, max((spec.repeats for spec in specs), default=0)):
-            for index, session in waiting.items():
-                if index not in failed:
-                    with _caught(failed, index, session):
-                        session.decode(passes)
-        for index, session in waiting.items():
-            if index not in failed:
-                # a logger has one run at a time: it begins with the last pass
-                session.observer = ObserverGroup([loggers[index], progress])
-                with _caught(failed, index, session):
-                    session.finish(session.decode())
-                session.observer.close()
+            for index, session in list(waiting.items()):
+                with caught(index):
+                    session.decode(passes)
+        for index, session in list(waiting.items()):
+            # a logger has one run at a time: it begins with the last pass
+            session.observer = ObserverGroup([loggers[index], progress])
+            with caught(index):
+                session.finish(session.decode())
+            session.observer.close()
     return [failed.get(index) for index in range(len(specs))]
-
-
-@contextmanager
-def _caught(
-    failed: dict[int, Exception], index: int, session: RunSession | None = None
-) -> Iterator[None]:
-    """Record an exception of the block as the run's error, and write it into the run's folder."""
-    try:
-        yield
-    except Exception as error:
-        failed[index] = error
-        if session is not None:
-            session.opened.fail(f"{type(error).__name__}: {error}")
 
 
 @contextmanager
@@ -311,7 +308,7 @@ class RunSession:
             self.parent.check(self.loaded)
         warmups = requests[:WARMUPS]
         longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
-        branches = max(decoder.summary().branches for decoder in self._in_turn(0))
+        branches = max(decoder.summary().branches for decoder in self._in_turn(0).values())
         self.loaded.denoiser.expect_canvas(longest, branches)
         largest = max(warmups, key=lambda request: request.max_new_tokens)
         require_memory(self.spec, self.decoder, self.loaded, largest)
@@ -331,7 +328,7 @@ class RunSession:
 
     def _warm_up(self, warmups: Sequence[Request]) -> None:
         for request in warmups:
-            for decoder in self._in_turn(0):
+            for decoder in self._in_turn(0).values():
                 decoder.generate(self._checked_denoiser, self._ready(decoder, request))
 
     @property
@@ -342,11 +339,12 @@ class RunSession:
     def _ready(self, decoder: Decoder, request: Request) -> Request:
         return ready(self.spec, decoder, self.loaded, request)
 
-    def _in_turn(self, turn: int) -> list[Decoder]:
-        """Return decoder and baseline, the baseline first at odd turns, so that neither always has
-        warm caches."""
-        both = [self.decoder, *([self.baseline] if self.baseline is not None else [])]
-        return both[:: -1 if turn % 2 else 1]
+    def _in_turn(self, turn: int) -> dict[str, Decoder]:
+        """Return decoder and baseline, if there is one, in the order in which they decode: the
+        baseline first at odd turns, so that neither always has warm caches."""
+        own = {"own": self.decoder}
+        other = {} if self.baseline is None else {"baseline": self.baseline}
+        return {**other, **own} if turn % 2 else {**own, **other}
 
     def _decode(self, decoder: Decoder, request: Request) -> tuple[Generation, float]:
         """Decode one request under the clock, see `timed`."""
@@ -357,14 +355,15 @@ class RunSession:
     def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:
         """Decode one request, with the baseline too if there is one."""
         started_at = self.deps.now()
-        decoded = [self._decode(decoder, request) for decoder in self._in_turn(turn)]
-        (own, seconds), *others = decoded[:: -1 if turn % 2 else 1]
+        turns = self._in_turn(turn).items()
+        decoded = {name: self._decode(decoder, request) for name, decoder in turns}
+        own, seconds = decoded["own"]
         sample = sample_record(request, own, self.loaded, started_at, session, seconds)
-        for generation, other_s in others:
-            other = cut(generation, request, self.loaded)
-            baseline = BaselineSample(list(other.ids[: other.emitted]), other_s)
-            sample = replace(sample, baseline=baseline)
-        return sample
+        if "baseline" not in decoded:
+            return sample
+        other, other_s = decoded["baseline"]
+        other = cut(other, request, self.loaded)
+        return replace(sample, baseline=BaselineSample(list(other.ids[: other.end]), other_s))
 
     def _value(self, sample: SampleRecord) -> float | None:
         """Return the sample's score for the progress display, if the benchmark can score
@@ -543,7 +542,8 @@ class Parent:
 
     def read(self, sample: SampleRecord, request: Request) -> SampleRecord:
         """Return the sample with the counts that the metrics `quality/…` need."""
-        ids = emitted(sample, self.loaded.denoiser.special.mask)
+        mask = self.loaded.denoiser.special.mask
+        ids = emitted_ids(sample.ids, sample.born, sample.cut, mask)
         trigrams = list(zip(ids, ids[1:], ids[2:], strict=False))
         counts = {"trigrams": len(trigrams), "distinct_trigrams": len(set(trigrams))}
         return replace(sample, counts={**sample.counts, **counts, **self.likelihood(request, ids)})
@@ -564,11 +564,3 @@ class Parent:
         nats_T = torch.nn.functional.cross_entropy(logits_TV.float(), wanted_T, reduction="none")
         choices_T = logits_TV.argmax(-1) == wanted_T
         return {"parent_nats": nats_T.sum().item(), "parent_choices": int(choices_T.sum())}
-
-
-def emitted(sample: SampleRecord, mask: int) -> list[int]:
-    """Return the decoded tokens before the first reason to stop, which the column `emitted`
-    counts."""
-    end = min([*sample.cut.values(), len(sample.ids)])
-    decoded = zip(sample.ids[:end], sample.born[:end], strict=True)
-    return [token for token, born in decoded if token != mask and born != GIVEN]

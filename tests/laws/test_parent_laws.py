@@ -16,7 +16,7 @@ from dllm_bench.core.request import Option
 from dllm_bench.launch.local import run
 from dllm_bench.methods.likelihood import LikelihoodDecoder
 from dllm_bench.models.load import load_model
-from dllm_bench.runs.runner import Parent, emitted
+from dllm_bench.runs.runner import Parent, emitted_ids
 from dllm_bench.store.inputs import model_spec
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
@@ -37,7 +37,7 @@ def test_the_parent_s_own_greedy_text_agrees_and_has_its_likelihood(batch, tmp_p
     model = load_model(model_spec(read.parent))
     decoder, nats, tokens, trigrams = LikelihoodDecoder(block=1, exact=True), 0.0, 0, []
     for sample in read_samples(store.path(read)).values():
-        ids = emitted(sample, model.special.mask)
+        ids = emitted_ids(sample.ids, sample.born, sample.cut, model.special.mask)
         turns = json.loads(sample.prompt) if read.model.chat else sample.prompt
         option = Option(tuple(model.encode(turns)), tuple(ids))
         (found,) = decoder.generate(model.denoiser, request_of("text", [option])).likelihoods

@@ -147,13 +147,13 @@ def test_the_end_inside_of_a_block_ends_the_text(draft, folder, target) -> None:
         generation = speculative(draft).generate(model, Request("end", PROMPTS[1], NEW))
         wanted = plain[: plain.index(end) + 1]
         assert generation.ids == wanted
-        assert generation.cut["eos"] == generation.emitted == len(wanted) - 1
+        assert generation.cut["eos"] == generation.end == len(wanted) - 1
 
 
 @pytest.mark.parametrize("new", [1, 2, 3])
 def test_short_answers(draft: Draft, new: int, target: TransformerDenoiser) -> None:
     generation = speculative(draft).generate(target, Request("short", PROMPTS[2], new))
-    assert generation.emitted == generation.cut["length"] == new
+    assert generation.end == generation.cut["length"] == new
     assert generation.ids[:new] == plain_text(target, PROMPTS[2], new)
     assert (len(generation.trace) == 1) == (new == 1), "the prefill alone decides one token"
     if isinstance(draft, DFlash2):

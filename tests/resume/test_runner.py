@@ -112,7 +112,7 @@ def test_a_text_ends_at_the_first_end_or_stop_string_and_every_reason_is_kept(na
     ids = ids_of(decoded)
     whole = Generation("r", ids, (0,) * len(ids), {})
     result = cut(whole, Request("r", (9,), len(ids), stop), MODEL)
-    assert (result.text, result.cut, result.emitted) == (text, cut_at, min(cut_at.values()))
+    assert (result.text, result.cut, result.end) == (text, cut_at, min(cut_at.values()))
 
 
 def test_a_prompt_may_hold_half_a_surrogate_pair(tmp_path, monkeypatch) -> None:
