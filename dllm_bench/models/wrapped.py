@@ -221,28 +221,35 @@ def wrap_object(
     """
     has_layers = hasattr(model, "config") and hasattr(model, "named_parameters")
     has_weights = has_layers or isinstance(model, torch.nn.Module)
-    _check_wrapped(model, has_layers, weights_hash if has_weights else None)
+    if has_weights and weights_hash is not None:
+        raise DllmBenchError(
+            f"wrap was given weights_hash={weights_hash!r} for a {type(model).__name__}, whose "
+            "weights are hashed themselves; leave weights_hash out."
+        )
     kind, maskless = type(model).__name__, attention_form == "causal"
-    generation = getattr(model, "generation_config", None) if has_layers else None
-    ends = {} if generation is None else generation.to_dict()
-    sources = SpecialTokenSources(published(model) if has_layers else {}, tokenizer, ends)
-    vocabulary = model.config.vocab_size if has_layers else len(tokenizer)
-    special = special_tokens(sources, vocabulary, mask_token, maskless)
     how: dict[str, Any] = {"attention_form": attention_form, "block": block}
     denoiser: BorrowedDenoiser | FunctionDenoiser
     if has_layers:
+        _check_layers(model)
+        generation = getattr(model, "generation_config", None)
+        ends = {} if generation is None else generation.to_dict()
+        sources = SpecialTokenSources(published(model), tokenizer, ends)
+        special = special_tokens(sources, model.config.vocab_size, mask_token, maskless)
         with borrowed(model):
             denoiser = BorrowedDenoiser(model, special, shifted, **how)
         name = str(model.config.name_or_path).rstrip("/").rpartition("/")[2] or kind
-        attention = model.config._attn_implementation
+        adapter, attention = kind, model.config._attn_implementation
     else:
+        sources = SpecialTokenSources({}, tokenizer, {})
+        special = special_tokens(sources, len(tokenizer), mask_token, maskless)
         denoiser = FunctionDenoiser(model, special, shifted, **how)
-        name, attention = getattr(model, "__name__", kind), "its own"
+        name = getattr(model, "__name__", kind)
+        adapter, attention = "function without a cache", "its own"
     chat = bool(getattr(tokenizer, "chat_template", None))
     text = TextCodec(name, tokenizer, special, chat=chat, bos=bos)
     metadata = ModelMetadata(
         name=name,
-        adapter=kind if has_layers else "function without a cache",
+        adapter=adapter,
         template_sha256=text.template_sha256,
         dtype=str(denoiser.dtype).removeprefix("torch."),
         device=str(denoiser.device),
@@ -260,16 +267,8 @@ def wrap_object(
     return LoadedModel(denoiser, text, metadata, attention_form, block, settings, content)
 
 
-def _check_wrapped(module: Any, has_layers: bool, weights_hash: str | None) -> None:
-    """Raise DllmBenchError for an object whose layers cannot be run here, or whose weights are
-    hashed here although a hash is given."""
-    if weights_hash is not None:
-        raise DllmBenchError(
-            f"wrap was given weights_hash={weights_hash!r} for a {type(module).__name__}, whose "
-            "weights are hashed themselves; leave weights_hash out."
-        )
-    if not has_layers:
-        return
+def _check_layers(module: Any) -> None:
+    """Raise DllmBenchError for an object whose layers cannot be run here."""
     name, attention = type(module).__name__, module.config._attn_implementation
     if not is_supported(module):
         raise DllmBenchError(
