@@ -45,18 +45,18 @@ def seal(
     """
     check_judge_errors(spec, scores)
     stats = [sample.stats() for sample in samples]
+    grades = [scores[sample.id] for sample in samples]
     columns: dict[str, list] = {"id": [sample.id for sample in samples]}
-    columns["value"] = [_number(scores[sample.id].value) for sample in samples]
-    columns["verdict"] = [str(scores[sample.id].verdict) for sample in samples]
+    columns["value"] = [_number(score.value) for score in grades]
+    columns["verdict"] = [str(score.verdict) for score in grades]
     for name in SampleStats.columns():
         column = [getattr(one, name) for one in stats]
         # microseconds: more digits are noise and cost space
         column = [round(value, 6) if isinstance(value, float) else value for value in column]
         if name in SampleStats.required() or any(value not in (None, []) for value in column):
             columns[name] = column
-    further = sorted({name for score in scores.values() for name in score.metrics})
-    for name in further:
-        columns[f"{SCORE}{name}"] = [_number(scores[s.id].metrics.get(name)) for s in samples]
+    for name in sorted({name for score in scores.values() for name in score.metrics}):
+        columns[f"{SCORE}{name}"] = [_number(score.metrics.get(name)) for score in grades]
     counted = Counter(sample.session for sample in samples)
     return RunRecord(
         spec=spec,

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from dllm_bench.core.declared import Count, fits, made_from
 from dllm_bench.core.errors import DllmBenchError
@@ -44,6 +44,7 @@ ERROR, LOG, LOCK = "error.txt", "log.txt", "lock"
 ASIDE = ".damaged"  # ends the name of a file with what could not be used of another
 WAIT_S = 3.0  # between two looks at a run that another process makes
 Found = TypeVar("Found", "RunEntry", Path)
+Read = TypeVar("Read")
 SHARED = "samples-{}.jsonl"  # samples of one of several processes that share a run's requests
 
 
@@ -131,20 +132,15 @@ class Store:
         """Return the run's folder as `status` shows it."""
         return read_entry(self.path(spec))
 
-    def entries(
-        self, unreadable: list[str] | None = None, folders: Sequence[Path] | None = None
-    ) -> Iterator[RunEntry]:
-        """Yield every run folder, or these, by path. If a specification is damaged, a message is
-        added to `unreadable` instead.
+    def entries(self, prefix: str = "") -> Iterator[RunEntry]:
+        """Yield every run folder, or those whose hash begins with `prefix`, by path, without those
+        whose specification is damaged.
         """
-        for folder in self.folders() if folders is None else folders:
-            try:
+        for folder in self.folders_named(prefix):
+            entry = None
+            with suppress(DamagedRunError):
                 entry = read_entry(folder)
-            except DamagedRunError as error:
-                if unreadable is not None:
-                    unreadable.append(str(error))
-                continue
-            if entry is not None:
+            if entry and entry.spec.identity_hash.startswith(prefix):
                 yield entry
 
     def records(self) -> Iterator[RunRecord]:
@@ -157,14 +153,16 @@ class Store:
         packed = (root / name for name in archived(root).records)
         return sorted({*files.matching(root, "*/*/*"), *packed})
 
+    def folders_named(self, prefix: str) -> list[Path]:
+        """Return the run folders whose names end with a hash that begins with `prefix`, of which
+        names have the first digits."""
+        return [path for path in self.folders() if hash_in_name(path).startswith(prefix[:SHOWN])]
+
     def find(self, prefix: str) -> RunEntry:
         """Return the one run whose hash begins with `prefix`; only folders named so are read."""
-        damages = list[str]()
-        named = [path for path in self.folders() if hash_in_name(path).startswith(prefix[:SHOWN])]
-        found = self.entries(damages, named)
-        entries = [entry for entry in found if entry.spec.identity_hash.startswith(prefix)]
-        if damages and not entries:
-            raise DamagedRunError(damages[0])
+        entries = list(self.entries(prefix))
+        for folder in () if entries else self.folders_named(prefix):
+            read_entry(folder)  # raises if it is damaged
         for entry in entries if prefix else ():
             self.path(entry.spec)  # raises where it has two folders
         return only(entries, f"runs below {self.root} have", prefix)
@@ -172,8 +170,7 @@ class Store:
     def folder_of(self, short: str) -> Path:
         """Return the one run folder whose name ends with a hash that begins with `short`, which may
         be the whole hash."""
-        found = [path for path in self.folders() if hash_in_name(path).startswith(short[:SHOWN])]
-        return only(found, f"run folders below {self.root} end with", short)
+        return only(self.folders_named(short), f"run folders below {self.root} end with", short)
 
     def open(self, spec: RunSpec) -> OpenRunFolder:
         """Return the run's folder, locked for writing; closes with the `with` block."""
@@ -426,17 +423,19 @@ def verify(folder: Path) -> list[str] | None:
     Returns a message per damage, none if everything is as it was written; None if it is not a run
     folder.
     """
-    found, damages = list[Any](), list[str]()
-    for read in (read_record, read_head, StoredLines.of, read_sessions):
+    damages = list[str]()
+
+    def content(read: Callable[[Path], Read]) -> Read | None:
         try:
-            found.append(read(folder))
+            return read(folder)
         except DllmBenchError as error:
-            found.append(None)
             damages.append(str(error))
-    *parts, lines, sessions = found
-    parts = list(filter(None, parts))
-    lines = lines or StoredLines(folder, {}, [], {}, [])
-    if not parts and not damages:
+            return None
+
+    record, head = content(read_record), content(read_head)
+    lines = content(StoredLines.of) or StoredLines(folder, {}, [], {}, [])
+    _, damaged_sessions = content(read_sessions) or ({}, {})
+    if not (record or head or damages):
         if not lines.good:
             return None
         damages.append(f"{folder} holds samples of a run that nothing describes; move it away.")
@@ -444,21 +443,21 @@ def verify(folder: Path) -> list[str] | None:
     damages += [
         f"{folder} is damaged ({place}); its samples are whole, the machine and code they were "
         "decoded with are not known."
-        for place in (sessions or ({}, {}))[1]
+        for place in damaged_sessions
     ]
-    return [*damages, *_disagreements(folder, parts, lines)]
+    return [*damages, *_disagreements(folder, record, head, lines)]
 
 
 def _disagreements(
-    folder: Path, parts: Sequence[RunRecord | RunHead], lines: StoredLines
+    folder: Path, record: RunRecord | None, head: RunHead | None, lines: StoredLines
 ) -> Iterator[str]:
     """Yield a message for each disagreement between two files of a run."""
-    for part in parts:
-        if hash_in_name(folder) != part.spec.short:
-            yield f"{folder} holds run {part.spec.short}; move it away."
-    if len({part.spec.identity_hash for part in parts}) > 1:
+    specs = [part.spec for part in (record, head) if part]
+    for spec in specs:
+        if hash_in_name(folder) != spec.short:
+            yield f"{folder} holds run {spec.short}; move it away."
+    if len(set(specs)) > 1:
         yield f"{folder}: {SPEC} and {RECORD} are of two runs; move the folder away."
-    record = next((part for part in parts if isinstance(part, RunRecord)), None)
     if record is None or not (sample_files(folder) or lines.good or lines.damaged or lines.torn):
         return  # a sealed record may be stored without its samples
     lost = [key for key in record.columns["id"] if key not in lines.samples]
