@@ -86,8 +86,9 @@ def plan_and_fill(
         planned = plans(profile)
     runs = plan.distinct_runs(plan.cells_of(planned))
     open_runs, started = [run for run in runs if run.open], time.monotonic()
-    stages = stages_of(open_runs) if grow and arguments.run else []
-    if grow and arguments.run and open_runs:
+    grow = grow and arguments.run
+    stages = stages_of(open_runs) if grow else []
+    if grow and open_runs:
         first = f", first of {' then '.join(map(str, stages))} items" if stages else ""
         show(
             f"Making {len(open_runs)} runs{first}; tables are written after each stage. The time "
@@ -165,14 +166,18 @@ def fill(
         print_lines([f"{len(known)} of {len(runs)} runs {looked_up(known)}"])
     if arguments.run and not any(run.open for run in runs):
         return []
-    # torch takes seconds to import, and rendering stored runs needs none of it
-    from dllm_bench.tables.fill import run_here, submit
-
     if arguments.submit:
+        from dllm_bench.tables.fill import submit
+
         return submit(runs, store, arguments.slurm, arguments.wait)
+    # torch takes seconds to import, and rendering stored runs needs none of it
+    from dllm_bench.launch.local import run_all
+
     # two runs at a time of embedded models on two cores, else one
     jobs = arguments.jobs or (min(2, os.cpu_count() or 1) if arguments.profile == EMBEDDED else 1)
-    return run_here(runs, store, jobs, stages, after)
+    specs = [run.spec for run in runs if run.open and run.spec]
+    outcomes = run_all(specs, store=store, jobs=jobs, stages=stages, after=after)
+    return [f"{outcome.spec.folder}: {outcome.error}" for outcome in outcomes if outcome.error]
 
 
 def tables_folder(store: Store) -> Path:

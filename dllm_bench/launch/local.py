@@ -137,19 +137,21 @@ def run_all(
     each once no run has fewer.
     """
     unique = list(dict.fromkeys(specs))
-    rounds = [*((n, _cut(unique, n)) for n in stages), (0, unique)]
-    open_rounds = [
-        (items, groups(spec for spec in stage if store.record(spec) is None))
-        for items, stage in rounds
-    ]
     outcomes = {spec: RunOutcome(spec) for spec in unique}
-    count = sum(len(group) for _, stage in open_rounds for group in stage)
+
+    def open_groups(wanted: Iterable[RunSpec]) -> list[tuple[RunSpec, ...]]:
+        return groups(spec for spec in wanted if store.record(spec) is None)
+
+    by_stage = {items: open_groups(_cut(unique, items)) for items in stages}
+    whole = open_groups(unique)
+    count = sum(len(group) for waiting in (*by_stage.values(), whole) for group in waiting)
     with ManyRunsProgress(count) as progress, Workers() as workers:
         pool = _WorkerPool(workers, jobs, store, deps, progress, outcomes)
-        for items, waiting in open_rounds:
+        for items, waiting in by_stage.items():
             pool.work(waiting)
-            if items and waiting:
+            if waiting:
                 after(items)
+        pool.work(whole)
         busy = [spec for spec, outcome in outcomes.items() if outcome.is_busy]
         outcomes |= _run_busy(busy, store, deps, progress)
     return [outcomes[spec] for spec in specs]

@@ -1,4 +1,4 @@
-"""Make the runs that a table or figure misses: here, or as SLURM jobs.
+"""Send the runs that a table or figure misses as SLURM jobs.
 
 SLURM gets one array of the open runs that are not queued yet. A run whose filter, drafter or step
 profile was not trained yet has no hash before that file exists. Then the training is submitted too,
@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show
 from dllm_bench.launch import slurm
-from dllm_bench.launch.local import run_all
 from dllm_bench.launch.slurm import SlurmJobs
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.store import inputs
 from dllm_bench.store.inputs import resolve_hardware
-from dllm_bench.store.spec import RunSpec, digest
+from dllm_bench.store.spec import digest
 from dllm_bench.store.store import Store
 from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, missing_trained_files
 
@@ -31,22 +31,6 @@ SIZES = {
     "drafters": {"block": "--slots", "layers": "--layers"},
 }
 SIZE = re.compile(r"-(block|layers)(\d+)")
-
-
-def run_here(
-    runs: Sequence[PlannedRun],
-    store: Store,
-    jobs: int,
-    stages: Sequence[int] = (),
-    after: Callable[[int], None] = lambda items: None,
-) -> list[str]:
-    """Make the open runs on this machine, `jobs` at a time; gives the errors of failed runs.
-
-    stages, after: see `run_all`.
-    """
-    specs = [run.spec for run in runs if run.open and run.spec]
-    outcomes = run_all(specs, store=store, jobs=jobs, stages=stages, after=after)
-    return [f"{outcome.spec.folder}: {outcome.error}" for outcome in outcomes if outcome.error]
 
 
 def submit(
@@ -69,13 +53,12 @@ def send(
     active = SlurmJobs.of(store)
     specs = {run.folder: run.spec for run in runs if run.open and run.spec}
     new = {f: spec for f, spec in specs.items() if not active.is_active(spec.identity_hash)}
-    groups: dict[str, dict[str, RunSpec]] = {}  # by cores and devices; often there is one
+    groups = defaultdict[str, dict[str, slurm.SlurmRun]](dict)  # by cores and devices
     for folder, spec in new.items():
-        groups.setdefault(digest(slurm.resources(spec.hardware)), {})[folder] = spec
+        groups[digest(slurm.resources(spec.hardware))][folder] = slurm.SlurmRun(spec, store, deps)
     lines = []
-    for group in groups.values():
-        jobs: dict[str, Job] = {f: slurm.SlurmRun(spec, store, deps) for f, spec in group.items()}
-        hardware = next(iter(group.values())).hardware
+    for jobs in groups.values():
+        hardware = next(iter(jobs.values())).spec.hardware
         sent = slurm.submit(jobs, store=store, hardware=hardware, changes=changes)
         job = str(sent[0].job_id).partition("_")[0]
         lines.append(f"submitted {len(sent)} runs as one array, job {job}")
