@@ -93,11 +93,6 @@ class Claim:
         return self.metric == SCORE
 
     @property
-    def no_effect(self) -> float:
-        """The effect of two equal sides."""
-        return 0.0 if self.is_difference else 1.0
-
-    @property
     def stated(self) -> float | None:
         """The printed effect: a difference in points, or a ratio; None if no size is printed."""
         if self.printed is None:
@@ -115,7 +110,7 @@ class Claim:
         return abs(self.stated if self.is_difference else math.log(self.stated)) / 2
 
     def beyond(self, share: float) -> float:
-        """Return the effect that differs from no effect by `share` margins."""
+        """Return the effect that differs by `share` margins from that of two equal sides."""
         step = share * self.margin
         return step if self.is_difference else math.exp(step)
 
@@ -147,17 +142,19 @@ class Claim:
         claim's runs have the claim's own number of items; a requested number of passes does.
         """
         whole = source_table(self.table)
-        pairs = ((one.at, side) for one in self.by_training() for side in (*one.ours, *one.theirs))
-        wanted = [{**(at or {}), **side} for at, side in pairs]
+        wanted = [
+            {**(one.at or {}), **side}
+            for one in self.by_training()
+            for side in (*one.ours, *one.theirs)
+        ]
         self._check(whole, wanted)
-        named = {facet: {keys[facet] for keys in wanted} for facet in whole.facets}
+        named = {facet: dict.fromkeys(keys[facet] for keys in wanted) for facet in whole.facets}
         shown = {
             facet: tuple(replace(value, hidden=value.name not in named[facet]) for value in values)
             for facet, values in whole.facets.items()
         }
-        visible = [[v.name for v in values if not v.hidden] for values in shown.values()]
-        others = [dict(zip(shown, names, strict=True)) for names in product(*visible)]
-        skipped = tuple(_skip(keys) for keys in others if keys not in wanted)
+        combinations = (dict(zip(named, names, strict=True)) for names in product(*named.values()))
+        skipped = tuple(_skip(keys) for keys in combinations if keys not in wanted)
         metrics = tuple(TableMetric("", "", d, run=whole.run_of(d)) for d in self.definitions)
         return replace(
             whole,

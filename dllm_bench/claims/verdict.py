@@ -285,7 +285,7 @@ def _tests(judgement: Judgement) -> PValues:
     claim, evidence = judgement.claim, judgement.evidence
     if evidence is None:
         return PValues()
-    none, worth, loss = claim.no_effect, claim.beyond(1), claim.beyond(-1)
+    none, worth, loss = claim.beyond(0), claim.beyond(1), claim.beyond(-1)
     if claim.direction is Direction.EQUAL:
         no_loss, no_gain = evidence.p_above(loss), evidence.p_below(worth)
         both = (max(no_loss, no_gain), evidence.p_below(loss), no_loss)

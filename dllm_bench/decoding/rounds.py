@@ -57,10 +57,10 @@ class WindowTracker:
         length = round.state.length
         self.grid = replace(self.grid, length=length, ends=tuple(ends) or self.grid.ends)
         opened, closed = self.opened[winner], host.get(CLOSED, [0] * branches)
-        each = (in_parts(host.get(key, ()), branches) for key in (MASKS, HOLD))
+        masks, held = (in_parts(host.get(key, ()), branches) for key in (MASKS, HOLD))
         return [
-            BlockProgress(self.grid, self.first, left, opened, bool(flag), held)
-            for flag, left, held in zip(closed, *each, strict=True)
+            BlockProgress(self.grid, self.first, masks[k], opened, bool(closed[k]), held[k])
+            for k in range(branches)
         ]
 
     def move(

@@ -211,11 +211,10 @@ def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]])
     """
     from scipy.special import ndtri  # `scipy.stats` takes a second to import
 
-    counts = [
-        (len(ours), sum(bool(a > b) for a, b in both), sum(bool(a < b) for a, b in both))
-        for ours, theirs in benchmarks
-        for both in [list(zip(ours, theirs, strict=True))]
-    ]
+    counts = []
+    for ours, theirs in benchmarks:
+        gains = [own - other for own, other in zip(ours, theirs, strict=True)]
+        counts.append((len(gains), sum(one > 0 for one in gains), sum(one < 0 for one in gains)))
     share = 1 / len(counts)
     centre = share * sum((gained - lost) / (n + 2) for n, gained, lost in counts)
     variance = sum(

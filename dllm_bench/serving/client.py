@@ -114,13 +114,14 @@ class Client:
     def complete(self, request: Request) -> Answer:
         """Send `request` and return its answer; DllmBenchError if every try fails."""
         path, body = self.model.http_request(request)
-        began, tries = self.clock(), self.model.retries + 1
-        for turn in range(tries):
+        began, tries = self.clock(), 0
+        while True:
+            tries += 1
             try:
                 answer = self._try(path, body)
-                return replace(answer, tries=turn + 1, began=began, ended=self.clock())
+                return replace(answer, tries=tries, began=began, ended=self.clock())
             except TryError as failure:
-                if turn + 1 == tries:
+                if tries > self.model.retries:
                     raise DllmBenchError(
                         f"The server at {self.model.url} gave no answer to {request.id!r} in "
                         f"{tries} tries; in the last one {self._printable(str(failure))}. Finished "
@@ -128,9 +129,8 @@ class Client:
                         "and run the same command again."
                     ) from None
                 backoff_s = self.model.backoff_s
-                growing_s = min(backoff_s * 2**turn, max(backoff_s, LONGEST_WAIT_S))
+                growing_s = min(backoff_s * 2 ** (tries - 1), max(backoff_s, LONGEST_WAIT_S))
                 self.sleep(growing_s if failure.wait_s is None else failure.wait_s)
-        raise AssertionError("unreachable")
 
     def _try(self, path: str, body: dict[str, Any]) -> Answer:
         import httpx2

@@ -165,16 +165,15 @@ def forward_steps(
     rows = zip(forwards, committed, trace.writes(born), canvases, strict=True)
     for forward, positions, made, canvas in rows:
         filled += made.committed - made.remasked
-        again = {change.position: change.after == AGAIN_MASKED for change in forward.changes}
-        branches = forward.branches // passes
+        branches, changes = forward.branches // passes, forward.changes
         step = ForwardStep(
             **{name: getattr(forward, name) for name in UNCHANGED},
             kind=str(forward.kind),
             branches=branches,
             lookahead_won=forward.winner < branches - 1,
             committed=positions,
-            overwritten=[position for position, masked in again.items() if not masked],
-            remasked=[position for position, masked in again.items() if masked],
+            overwritten=[change.position for change in changes if change.after != AGAIN_MASKED],
+            remasked=[change.position for change in changes if change.after == AGAIN_MASKED],
             inserted=list(forward.inserted),
             filled=filled / canvas if canvas else 1.0,
             drafted=[] if forward.parents else [texts[token] for token in forward.drafted],

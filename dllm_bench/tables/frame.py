@@ -148,18 +148,16 @@ def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[
 def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
     """Return one cell, measured from its runs' records and compared with the reported value."""
     cell, metric, state = planned.cell, planned.cell.metric, planned.run.state
-    draws, items, text, n, reason = [nan], frozenset[Items](), "", 0, planned.run.reason
+    draws, items, text, n = [nan], frozenset[Items](), "", 0
+    status, reason, verdict = str(state), planned.run.reason, CellVerdict.NONE
     if state is CellState.SETTING:
         text, reason = _setting(planned)
         draws = [_number_in(text)]
     elif state is CellState.SEALED:
         (draws, items), n = derive.number_of(planned), _samples_behind(planned)
-    value, status, ends, verdict = float(draws[0]), str(state), None, CellVerdict.NONE
-    is_measured = state is CellState.SEALED and not isnan(value)
-    if is_measured:
-        status, ends = MEASURED, derive.interval(planned, draws)
-    elif state is CellState.SEALED:
-        status, reason = UNDEFINED, why_undefined(planned)
+        status, reason = (UNDEFINED, why_undefined(planned)) if isnan(draws[0]) else (MEASURED, "")
+    value, is_measured = float(draws[0]), status == MEASURED
+    ends = derive.interval(planned, draws) if is_measured else None
     if text or is_measured:
         verdict, reason = _compared(planned, profile, value, ends, text)
     reported = _number_in(cell.reported)

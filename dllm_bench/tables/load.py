@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import lru_cache
@@ -166,24 +167,27 @@ def load_profile(name: str) -> Profile:
     with errors_of(path, "profile"):
         files = (*sorted(path.with_suffix("").glob("*.yaml")), path)
         parts = [_fields(f"Profile {name}", read_yaml(file), PROFILE_KEYS) for file in files]
-        made = {"embedded": False, "set": (), **parts[-1]}
-        replace: dict[str, dict[str, str | None]] = {}
-        for key, mapping in (pair for part in parts for pair in part.get("replace", {}).items()):
-            counterparts = {str(a): None if b is None else str(b) for a, b in mapping.items()}
-            replace.setdefault(key, {}).update(counterparts)
+        replace, instead = defaultdict[str, dict[str, str | None]](dict), list[spec.Instead]()
+        for part in parts:
+            for key, counterparts in part.get("replace", {}).items():
+                own = replace[key]
+                for asked, here in counterparts.items():
+                    own[str(asked)] = None if here is None else str(here)
+            for entry in part.get("instead", ()):
+                instead += _instead(entry)
+        made = {"name": name, "embedded": False, "set": (), **parts[-1]}
         if made["embedded"]:
             for group in OWN_GROUPS.keys() & replace.keys():
                 replace[group] = {**available_here(group), **replace[group]}
-            own = {name: name for name in made.get("as_asked", ())}
-            replace.setdefault("benchmark", {}).update(own)
-        entries = (entry for part in parts for entry in part.get("instead", ()))
+            replace["benchmark"] |= {kept: kept for kept in made.get("as_asked", ())}
         passes = _fields(f"`passes` of profile {name}", made.pop("passes", {}), ("run", "of"))
-        made |= {"replace": replace, "instead": tuple(i for e in entries for i in _instead(e))}
         made |= {
+            "replace": dict(replace),
+            "instead": tuple(instead),
             "passes": as_tuple(passes.get("run", ())),
             "passes_of": as_tuple(passes.get("of", ())),
         }
-        return made_from(Profile, {"name": name, **made})
+        return made_from(Profile, made)
 
 
 def _instead(entry: Mapping[str, Any]) -> Iterator[spec.Instead]:

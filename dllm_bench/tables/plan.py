@@ -32,7 +32,7 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.seal import first_items
 from dllm_bench.store.spec import RunSpec, slug
 from dllm_bench.store.store import RunState, Store
-from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
+from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query, overrides_by_key
 
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]
 Resolve = Callable[[RunConfig], dict[str, Any]]
@@ -63,8 +63,7 @@ WORST_FIRST = (
 SERVED = "model=served"
 NOT_SERVED_HERE = "A served engine, which profile {!r} does not ask; --profile paper does."
 DO_NOT_FIT = "unavailable: settings do not fit"
-BENCHMARK_AND_MODEL = ("benchmark", "model")
-GROUPS = (*BENCHMARK_AND_MODEL, "decoder")
+GROUPS = ("benchmark", "model", "decoder")
 ANY = "*"
 Folders = Collection[tuple[str, ...]]
 NOT_STORED = "no run of this model on this benchmark is stored"
@@ -111,7 +110,7 @@ class PlannedRun:
     @property
     def chosen(self) -> dict[str, str]:
         """Override key -> value."""
-        return dict(override.partition("=")[::2] for override in self.query)
+        return overrides_by_key(self.query)
 
     @property
     def open(self) -> bool:
@@ -270,7 +269,8 @@ class Planner:
         device = "" if self.any_machine else run.missing_device
         if not device:
             return self._stored(run)
-        if _has_runs_like(run.config, self.store):
+        names = (slug(run.config.benchmark.name), slug(run.config.model.name))
+        if is_folder(Path(self.store.root, *names)):  # else none can be stored
             stored = self._stored(run)
             if stored.spec and not stored.open:
                 return stored
@@ -302,9 +302,10 @@ class Planner:
         """Yield the runs that are not composed, because they cannot be stored."""
         if self.folders is None:
             return
-        is_begun, two = self.has_run(table, profile), len(BENCHMARK_AND_MODEL)
+        is_begun = self.has_run(table, profile)
         for key, query in self._queries(table, profile):
-            if not (is_begun and may_have(self.folders, folder_patterns(query)[:two])):
+            *benchmark_and_model, _ = folder_patterns(query)
+            if not (is_begun and may_have(self.folders, benchmark_and_model)):
                 yield key, PlannedRun(query, CellState.MISSING, "missing", NOT_STORED)
 
     def _is_begun(self, query: Query) -> bool:
@@ -373,13 +374,6 @@ def _items_asked(run: PlannedRun) -> float:
     """Return the number of items requested for the run."""
     limit = run.spec.limit if run.spec else None
     return inf if limit is None else limit
-
-
-def _has_runs_like(config: RunConfig, store: Store) -> bool:
-    """Return whether the store holds any run of the model on the benchmark. Only then can a run
-    whose device is missing be sealed, so only then is its specification needed.
-    """
-    return is_folder(Path(store.root, slug(config.benchmark.name), slug(config.model.name)))
 
 
 def _reported_only(reason: str) -> PlannedRun:
@@ -470,7 +464,7 @@ def cells_with_runs(table: PaperTable) -> Iterator[Cell]:
 
 def folder_patterns(query: Sequence[str]) -> Query:
     """Return a pattern for each folder name of a query's run, see `GROUPS`."""
-    chosen = dict(override.partition("=")[::2] for override in query)
+    chosen = overrides_by_key(query)
     return tuple(_folder_pattern(chosen, group) for group in GROUPS)
 
 

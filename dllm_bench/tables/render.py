@@ -300,24 +300,25 @@ def _added_titles(built: BuiltTable) -> list[list[str]]:
 
 def _block(built: BuiltTable, outer: Sequence[FacetValue], rows: Sequence[Plain]) -> Plain:
     table, split = built.table, len(built.table.sections)
-    section, paper = (", ".join(v.label for v in part) for part in (outer[:split], outer[split:]))
-    titles = chain.from_iterable(_added_titles(built))
-    heads = (*(facet.replace("_", " ").capitalize() for facet in table.rows), *titles)
-    own = [measured_on(row["cells"]) for row in rows]
-    here = measured_on(cell for row in rows for cell in row["cells"])
-    if any(names != here for names in own if names):  # the header cannot name these
-        heads = (*heads, "Measured with")
-        for row, names in zip(rows, own, strict=True):
-            row["heads"] += (" on ".join(n for n in names if n not in here) or NO_CELL,)
+    section = ", ".join(value.label for value in outer[:split])
+    paper = ", ".join(value.label for value in outer[split:])
+    title = ", ".join(filter(None, (section, paper)))
     cells = [cell for row in rows for cell in row["cells"] if cell]
+    here = measured_on(cells)
+    heads = [facet.replace("_", " ").capitalize() for facet in table.rows]
+    heads += chain.from_iterable(_added_titles(built))
+    own = [measured_on(row["cells"]) for row in rows]
+    if any(names not in ((), here) for names in own):  # the block's head cannot name these
+        heads.append("Measured with")
+        for row, names in zip(rows, own, strict=True):
+            row["heads"] += (" on ".join(name for name in names if name not in here) or NO_CELL,)
     has_runs = any(run.query for row in rows for run in row["runs"])
-    metrics = [metric.label for metric in table.metrics]
-    verdicts = {(cell.verdict, cell.reason) for cell in cells if cell.verdict}
+    where = " on ".join(here) or ("several models" if has_runs else "not run here")
     is_reported = any(cell.planned.cell.reported for cell in cells)
-    title, where = ", ".join(filter(None, (section, paper))), " on ".join(here)
-    where = where or ("several models" if has_runs else "not run here")
     named = where if is_reported or not paper else f"{paper} ({where})"  # tells columns apart
     groups = (("here", "Measured", named), ("paper", "Reported", title))
+    metrics = [metric.label for metric in table.metrics]
+    verdicts = {(cell.verdict, cell.reason) for cell in cells if cell.verdict}
     remark = verdict_remark(verdicts)
     below = "Nothing measured yet." if all(map(is_empty, cells)) else remark
     return {
@@ -326,7 +327,7 @@ def _block(built: BuiltTable, outer: Sequence[FacetValue], rows: Sequence[Plain]
         "title": title,
         "here": here,
         "measured_on": where,
-        "heads": heads,
+        "heads": tuple(heads),
         "metrics": metrics,
         "labels": [
             f"{label} (%)" if cell and cell.unit == "%" else label

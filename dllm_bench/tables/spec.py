@@ -9,7 +9,7 @@ read in `load`; hashes and states of runs are found in `plan`, numbers in `frame
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -412,10 +412,10 @@ class Profile:
         for override in self._here(last_of_each_key(query)):
             key, _, value = override.partition("=")
             result[key] = self._counterpart(key, value)
-        given = dict(override.partition("=")[::2] for override in self.default)
-        result |= {key: value for key, value in given.items() if key not in result}
+        given = overrides_by_key(self.default).items()
+        result |= {key: value for key, value in given if key not in result}
         untouched = ("benchmark.",) if result.get("benchmark") in self.as_asked else ()
-        result.update(o.partition("=")[::2] for o in self.set if not o.startswith(untouched))
+        result |= overrides_by_key(o for o in self.set if not o.startswith(untouched))
         result[LIMIT] = self._items(result)
         model, benchmark = result.get("model"), result.get("benchmark")
         if model in self.untrained.get(benchmark or "", ()):
@@ -442,10 +442,14 @@ class Profile:
         for entry in self.instead:
             if entry.of and is_among(table.rpartition(OF)[2], entry.of):
                 query = entry.applied(query)
-        timed, own = cell.metric.is_mean_time, dict(o.partition("=")[::2] for o in cell.metric.run)
-        query += self.passes if timed and is_among(table, self.passes_of) else ()
-        asked = (timed and self.repeats != 1) or (cell.metric.is_of_times and REPEATS in own)
-        return (*query, f"{REPEATS}={self.repeats}") if asked and self.repeats else query
+        metric = cell.metric
+        if metric.is_mean_time and is_among(table, self.passes_of):
+            query += self.passes
+        if not self.repeats:
+            return query
+        in_passes = metric.is_mean_time and self.repeats > 1
+        has_own = metric.is_of_times and REPEATS in overrides_by_key(metric.run)
+        return (*query, f"{REPEATS}={self.repeats}") if in_passes or has_own else query
 
     def switched(self, table: str, cell: Cell) -> Query:
         """Return the decoder settings that `instead` changes in a cell's run. Model, benchmark, and
@@ -476,10 +480,14 @@ class Profile:
         )
 
 
+def overrides_by_key(query: Iterable[str]) -> dict[str, str]:
+    """Return override key -> value; of several overrides of a key the last one applies."""
+    return dict(override.partition("=")[::2] for override in query)
+
+
 def last_of_each_key(query: Query) -> Query:
     """Return a query without the overrides that later ones of the same key replace."""
-    settings = dict(override.partition("=")[::2] for override in query)
-    return tuple(f"{key}={value}" for key, value in settings.items())
+    return tuple(f"{key}={value}" for key, value in overrides_by_key(query).items())
 
 
 def is_among(table: str, names: Collection[str]) -> bool:
