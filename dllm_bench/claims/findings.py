@@ -170,11 +170,13 @@ class Findings:
     @property
     def turned(self) -> tuple[int, int]:
         """How many claims went from contradicted to a last verdict for them, and how many back."""
-        said = [[one["verdict"] for one in entries] for entries in history().values()]
-        decided = [[one for one in before if one in {*SUPPORT, AGAINST}] for before in said]
-        ends = [(set(before[:-1]), before[-1]) for before in decided if before]
-        to_support = sum(AGAINST in before and last in SUPPORT for before, last in ends)
-        return to_support, sum(bool(before & SUPPORT) and last == AGAINST for before, last in ends)
+        to_support = to_against = 0
+        for entries in history().values():
+            said = [one["verdict"] for one in entries]
+            *before, last = [one for one in said if one in {*SUPPORT, AGAINST}] or [""]
+            to_support += last in SUPPORT and AGAINST in before
+            to_against += last == AGAINST and not SUPPORT.isdisjoint(before)
+        return to_support, to_against
 
     def _paragraph(self, plain: Mapping[str, Any]) -> Paragraph | None:
         """Return a paragraph with its numbers; None if a table does not have them all."""

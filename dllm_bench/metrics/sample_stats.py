@@ -170,7 +170,8 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, fl
     """Return the counts that follow from tokens and trace alone; the runner adds timings and
     text."""
     ids, born, trace = generation.ids, generation.born, generation.trace
-    written = [(id_, at) for id_, at in zip(ids, born, strict=True) if id_ != special.mask]
+    placed = zip(ids, born, strict=True)
+    written = [(token, forward) for token, forward in placed if token != special.mask]
     decoded = [token for token, forward in written if forward >= 0]
     blank = {*special.ends, special.pad}
     of_drafters = (ForwardKind.DRAFT, ForwardKind.HEAD)
