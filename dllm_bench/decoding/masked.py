@@ -276,15 +276,15 @@ class MaskedDecoder(ComposedDecoder):
         """Continue with the best branch of all workers' `branches`, and commit the selector's
         choice. Drafts are rated after that commit, so each of them makes it."""
         forced = self._commit(round.state, round.scores, round.window) if self._drafts else None
-        several, winner = branches.branches > 1, constant(0, branches.tokens_KL.device)
-        if several:
+        winner = constant(0, branches.tokens_KL.device)
+        if branches.branches > 1:
             rating_K = self.explore.rate(round.scores, round.window, round.state)
             winner = self.explore.pick(workers.gather(rating_K))
             round.ask(WINNER, winner)
+            round.window = window.pick(winner)
         workers.keep(round.kv, round.plan, winner)
         own = round.state, round.scores
         round.state, round.scores = workers.collect_winner(winner, branches, *own, self._drafts)
-        round.window = window.pick(winner) if several else round.window
         if not self._drafts:
             forced = self._commit(round.state, round.scores, round.window)
         elif forced is not None:

@@ -51,11 +51,10 @@ class WindowTracker:
         """Return the progress of every branch at the beginning of a round; `winner`: the branch of
         the last round that continued."""
         host, branches = round.host, round.state.branches
-        ends: Sequence[int] = host.get(END, ())
+        ends = tuple(host.get(END, ()))
         if ends:  # of the window's block; those before it may have ended unasked
             ends = (*(self.grid.start(n + 1) for n in range(self.first)), *ends)
-        length = round.state.length
-        self.grid = replace(self.grid, length=length, ends=tuple(ends) or self.grid.ends)
+        self.grid = replace(self.grid, length=round.state.length, ends=ends or self.grid.ends)
         opened, closed = self.opened[winner], host.get(CLOSED, [0] * branches)
         masks, held = (in_parts(host.get(key, ()), branches) for key in (MASKS, HOLD))
         return [

@@ -226,6 +226,7 @@ BLOCK = MemoKey[Any]("slow_fast.block")  # block that is decoded, as `open_block
 CYCLE = MemoKey[Tensor]("slow_fast.cycle")
 """Int64 (K, 4 + X): forwards of this cycle so far, its start and its end in the block, whether the
 end is final, and the last X estimates of the end (0: none)."""
+AGE, START, STOP = (slice(column, column + 1) for column in range(3))  # columns of CYCLE
 VISIBLE = MemoKey[Tensor]("slow_fast.visible")  # end of what the next forward can see, (K,)
 
 
@@ -263,13 +264,13 @@ class SlowFast(Select):
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         cycle_KX, place_KW = self._cycle(window, state), self._places(window, state)
-        rest_KW = window.eligible_KW & (place_KW >= cycle_KX[:, 1:2])
+        rest_KW = window.eligible_KW & (place_KW >= cycle_KX[:, START])
         if window.width > window.block:
             rest_KW = rest_KW & (place_KW >= 0) & (place_KW < window.block)
         far_KW = rest_KW & (scores.probability_KW >= self.reach)
         cycle_KX = self._estimated(cycle_KX, far_KW, place_KW)
-        cycle_KW = rest_KW & (place_KW < cycle_KX[:, 2:3])
-        region_KW = torch.where(cycle_KX[:, :1] < self.explores, rest_KW, cycle_KW)
+        cycle_KW = rest_KW & (place_KW < cycle_KX[:, STOP])
+        region_KW = torch.where(cycle_KX[:, AGE] < self.explores, rest_KW, cycle_KW)
         sure_KW = region_KW & (scores.probability_KW >= self.tau)
         best_KW = common.largest(scores.confidence_KW, region_KW)
         where_KW = torch.where(sure_KW.sum(1, keepdim=True) >= 2, sure_KW, best_KW)
@@ -277,12 +278,12 @@ class SlowFast(Select):
         # count the forward; begin a new cycle where this one has no mask left
         cycle_KX = cycle_KX + constant((1, *[0] * (3 + self.estimates)), cycle_KX.device)
         left_K1 = (cycle_KW & ~written_KW).any(1, keepdim=True)
-        over_K1 = (cycle_KX[:, :1] >= self.explores) & ~left_K1
-        next_KX = pad(cycle_KX[:, 2:3].expand(-1, 2), (1, 1 + self.estimates))
+        over_K1 = (cycle_KX[:, AGE] >= self.explores) & ~left_K1
+        next_KX = pad(cycle_KX[:, STOP].expand(-1, 2), (1, 1 + self.estimates))
         cycle_KX = torch.where(over_K1, next_KX, cycle_KX)
-        end_K = window.origin + state.memo[BLOCK] * window.block + cycle_KX[:, 2]
-        visible_K = torch.where(cycle_KX[:, 0] > self.explores, end_K, state.length)
-        state.memo[CYCLE], state.memo[VISIBLE] = cycle_KX, visible_K
+        end_K1 = window.origin + common.column(state.memo[BLOCK]) * window.block + cycle_KX[:, STOP]
+        visible_K1 = torch.where(cycle_KX[:, AGE] > self.explores, end_K1, state.length)
+        state.memo[CYCLE], state.memo[VISIBLE] = cycle_KX, visible_K1.squeeze(1)
         return where_KW
 
     def on_plan(self, round: Round) -> None:
