@@ -394,8 +394,10 @@ class WorkerGroup:
         return branches, window, plan
 
     def gather(self, rating_K: Tensor) -> Tensor:
-        """Return the ratings of all branches of the round, in order; `own`: those of this worker's
-        branches."""
+        """Return a number of each branch of the round, in order, such as its rating.
+
+        rating_K: those of this worker's branches.
+        """
         return rating_K
 
     def keep(self, kv: KVCache, plan: ForwardPlan, winner: Tensor) -> None:

@@ -87,7 +87,7 @@ class Forward:
 
 @dataclass
 class Trace:
-    """The forwards of one request in order, and the seconds spent outside of them."""
+    """The forwards of one request, in order."""
 
     forwards: list[Forward] = field(default_factory=list)
 

@@ -111,16 +111,15 @@ TINY = 1e-8
 @register("verify.rejection")
 @dataclass(frozen=True)
 class Rejection(Verify):
-    """Takes one random number per draft token, also after a rejection, then one for the next.
+    """Accept by rejection sampling: texts have the target's distribution, for any drafter.
 
-    At temperature 0 it takes none.
-
-    Speculative sampling by rejection, DeepSpec's rule (Leviathan et al. 2023, Chen et al. 2023).
+    Speculative sampling, as in DeepSpec (Leviathan et al. 2023, Chen et al. 2023).
 
     Token x is accepted with probability min(1, p_t(x) / p_d(x)). After the first rejection the next
     token is drawn from the normalised residual max(p_t - p_d, 0), after full acceptance from p_t. A
-    position is accepted with probability sum min(p_t, p_d). At temperature 0 a token is accepted if
-    it is the target's argmax, and no distribution is made.
+    position is accepted with probability sum min(p_t, p_d). It takes one random number per draft
+    token, also after a rejection, then one for the next. At temperature 0 it takes none: a token is
+    accepted if it is the target's argmax, and no distribution is made.
     """
 
     reads_probabilities: ClassVar[bool] = True
