@@ -215,9 +215,7 @@ def wrap_object(
     weights_hash: str | None,
 ) -> LoadedModel:
     """Return a loaded transformers object, or a function from ids (B, L) to logits (B, L, V), as a
-    model; DllmBenchError for classes that are not supported.
-
-    For the settings see `ModelSpec`.
+    model. For the settings see `ModelSpec`; DllmBenchError for classes that are not supported.
     """
     has_layers = hasattr(model, "config") and hasattr(model, "named_parameters")
     has_weights = has_layers or isinstance(model, torch.nn.Module)
