@@ -394,7 +394,7 @@ def _copy_to_host(
         survival_D = None if draft.survival_D is None else draft.survival_D.double()
         maybe = (result.own_X, result.count_1, draft.tokens_D, survival_D, draft.parents_D)
         parts += [draft.tokens_D[:0] if part is None else part for part in maybe]
-    each = iter(to_host(parts))
+    each = iter(to_host(parts))  # five lists for each request
     for own, count, tokens, survival, parents in zip(*[each] * 5, strict=True):
         drafted = (*map(int, tokens),)
         if count:
