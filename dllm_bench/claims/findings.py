@@ -172,8 +172,8 @@ class Findings:
         """How many claims went from contradicted to a last verdict for them, and how many back."""
         to_support = to_against = 0
         for entries in history().values():
-            said = [one["verdict"] for one in entries]
-            *before, last = [one for one in said if one in {*SUPPORT, AGAINST}] or [""]
+            said = [one["verdict"] for one in entries if one["verdict"] in {*SUPPORT, AGAINST}]
+            *before, last = said or [""]
             to_support += last in SUPPORT and AGAINST in before
             to_against += last == AGAINST and not SUPPORT.isdisjoint(before)
         return to_support, to_against

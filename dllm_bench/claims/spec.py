@@ -142,11 +142,8 @@ class Claim:
         claim's runs have the claim's own number of items; a requested number of passes does.
         """
         whole = source_table(self.table)
-        wanted = [
-            {**(one.at or {}), **side}
-            for one in self.by_training()
-            for side in (*one.ours, *one.theirs)
-        ]
+        pairs = ((one.at, side) for one in self.by_training() for side in (*one.ours, *one.theirs))
+        wanted = [{**(at or {}), **side} for at, side in pairs]
         self._check(whole, wanted)
         named = {facet: dict.fromkeys(keys[facet] for keys in wanted) for facet in whole.facets}
         shown = {

@@ -358,9 +358,12 @@ def download_snapshot(hub_id: str, revision: str | None, cache: Path | None = No
     from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    chosen = {"revision": revision, "cache_dir": cache, "allow_patterns": [*DOWNLOADED]}
     try:
-        return Path(snapshot_download(hub_id, **chosen))
+        return Path(
+            snapshot_download(
+                hub_id, revision=revision, cache_dir=cache, allow_patterns=list(DOWNLOADED)
+            )
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise DllmBenchError(
