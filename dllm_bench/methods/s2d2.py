@@ -229,7 +229,7 @@ class SelfVerified(Select):
             at_K11 = first_KW.long().argmax(1)[:, None, None].expand(-1, 1, laws_KWV.shape[2])
             law_KV, before_KV = (x.gather(1, at_K11)[:, 0] for x in (laws_KWV, memo[LAWS]))
             own_KW = drawn(law_KV, before_KV, round.state)[:, None].expand_as(own_KW)
-        taken_KW = span_KW & (wrong_KW.cumsum(1) == 0) | first_KW
+        taken_KW = (span_KW & (wrong_KW.cumsum(1) == 0)) | first_KW
         if self.ratio is not None:
             anywhere_KW = masked_KW if self.ratio_anywhere else span_KW
             taken_KW = taken_KW | (anywhere_KW & (ratio_KW >= self.ratio))

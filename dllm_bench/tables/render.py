@@ -151,7 +151,7 @@ def _cell_plain(row: Row, source: str) -> Plain:
         "definition": row.definition,
         "unit": row.unit,
         "state": row.state,
-        "measured": row.text or None if isnan(row.value) else rounded(row.value),
+        "measured": (row.text or None) if isnan(row.value) else rounded(row.value),
         "interval": None if isnan(row.low) else [rounded(row.low), rounded(row.high)],
         "n": row.n,
         "measured_with": {k: chosen[k] for k in ("model", "benchmark") if k in chosen},
