@@ -19,6 +19,7 @@ import os
 import pickle
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -123,18 +124,18 @@ def merge_groups(groups: tuple[str, ...]) -> bytes:
 
     Unpickling it copies it faster than `deepcopy`.
     """
-    keys = [text.partition("=")[0] for text in groups]
-    places = [PLACES.get(key if "@" in key else key.partition("/")[0]) for key in keys]
-    if None in places:
-        return pickle.dumps(compose_groups(groups))
+    texts_of = defaultdict[str, list[str]](list)
+    for text in groups:
+        key = text.partition("=")[0]
+        place = PLACES.get(key if "@" in key else key.partition("/")[0])
+        if place is None:
+            return pickle.dumps(compose_groups(groups))
+        texts_of[place].append(f"+{text}" if key in PLACES else text)
     cfg = pickle.loads(pickle.dumps(compose_groups(())))
-    for place in set(places):
-        own = {
-            text: key for text, key, its in zip(groups, keys, places, strict=True) if its == place
-        }
-        added = [f"+{text}" if key in PLACES else text for text, key in own.items()]
-        alone = sum(key in PLACES for key in own.values()) == 1  # or conf/run.yaml makes the choice
-        part = compose_groups(tuple(added), EMPTY) if alone else compose_groups(tuple(own))
+    for place, texts in texts_of.items():
+        alone = sum(text.startswith("+") for text in texts) == 1  # else conf/run.yaml chooses
+        own = tuple(text.removeprefix("+") for text in texts)
+        part = compose_groups(tuple(texts), EMPTY) if alone else compose_groups(own)
         OmegaConf.update(cfg, place, part[place], merge=False, force_add=True)
     return pickle.dumps(cfg)
 
