@@ -68,7 +68,7 @@ PLACES = {**{group: group for group in GROUPS}, BASELINE: "baseline", "model@par
 """Group of conf/run.yaml -> key of its choice in the configuration."""
 FOREIGN_NAMES = read_yaml(Path(__file__).with_name("foreign_names.yaml"))
 """What settings are called in other programs -> what they are called here."""
-OPTIONAL = {field.name for field in fields(ModelSpec) if field.default is None}
+OPTIONAL = {field.name for field in fields(ModelSpec) if field.default is None} | {"merge_lora"}
 """Settings of a model that its yaml may leave out."""
 
 

@@ -26,8 +26,8 @@ def test_a_folder_is_a_model_with_its_name(folder: Path) -> None:
         assert (model["name"], model["path"]) == (folder.name, str(folder))
     own, shipped = compose([f"model='{folder}'"])["model"], compose(["model=tiny-llada"])["model"]
     assert {key for key in shipped if own[key] != shipped[key]} == {"name", "path"}
-    model = compose(["model.mask_token=X", f"model='{folder}'", "model.name=mine"])["model"]
-    assert (model["name"], model["mask_token"]) == ("mine", "X")
+    given = ["model.mask_token=X", "model.merge_lora=false", f"model='{folder}'", "model.name=mine"]
+    assert compose(given)["model"] == own | {"name": "mine", "mask_token": "X", "merge_lora": False}
     assert compose(["model=GSAI-ML/LLaDA-8B-Instruct"])["model"]["name"] == "llada-instruct"
 
 
