@@ -108,12 +108,12 @@ test-gpu: $(STAMP) ## Run the tests of kernels and graphs, then the golden trace
 	DLLM_BENCH_TEST_DEVICE=cuda OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 8 -m '' tests/golden && exit $$kernels
 
 lint: $(STAMP) ## Check style, types and the direction of imports
-	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . || { echo "lint: ruff found the above; 'make fmt' mends most of it"; exit 1; }
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . || { echo "lint: ruff found the above; 'make fmt' fixes most of it"; exit 1; }
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo > .mypy_cache/imports.txt || { cat .mypy_cache/imports.txt; exit 1; }
 	@echo "lint: style, types and imports are in order"
 
-fmt: $(STAMP) ## Format the code and mend what ruff can mend
+fmt: $(STAMP) ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
 
 venv: $(STAMP) ## Build .venv (once, and again when pyproject.toml or constraints.txt change)

@@ -591,8 +591,8 @@ def verdicts(
 ) -> DataFrame:
     """Return the verdict of published claims from stored runs, a row each; nothing is run.
 
-    name: a claim ("lopa/faster"), a paper, or "all". All claims are judged in any case, since p is
-    corrected for all of them.
+    name: a claim ("lopa/tpf_mbpp"), a paper, or "all". All claims are judged in any case, since p
+    is corrected for all of them.
     """
     import pandas as pd
 

@@ -87,11 +87,11 @@ class Findings:
     @property
     def papers(self) -> Iterator[dict[str, Any]]:
         """Each work: title, prose, counts of its verdicts, and its claims as rows."""
-        for name, text in self.texts["papers"].items():
+        for name, texts in self.texts["papers"].items():
             own = [one for one in self.judgements if one.claim.name.startswith(f"{name}/")]
             yield {
                 "title": self.texts["titles"][name],
-                "text": text.format_map(self.said),
+                "texts": [text.format_map(self.said) for text in texts],
                 "counts": counts_text(own),
                 "rows": [self._row(one) for one in own],
             }
