@@ -170,11 +170,10 @@ def parse_value_override(text: str) -> tuple[str, Any, bool] | None:
     """Return (key, value, whether the key may be new) of an override that only sets a value; None
     if Hydra must apply it."""
     [parsed] = OverridesParser.create().parse_overrides([text])
-    key, is_added = parsed.key_or_group, parsed.is_force_add()
-    is_change = is_added or parsed.type is OverrideType.CHANGE
+    key, sets = parsed.key_or_group, parsed.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
     is_group = any((folder / key).is_dir() for folder in paths.conf_dirs())
-    is_value = is_change and not (parsed.is_sweep_override() or parsed.package or is_group)
-    return (key, parsed.value(), is_added) if is_value else None
+    is_value = sets and not (parsed.is_sweep_override() or parsed.package or is_group)
+    return (key, parsed.value(), parsed.is_force_add()) if is_value else None
 
 
 # --- models named by a checkpoint ----------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from dllm_bench.api import compose
@@ -117,17 +116,12 @@ def wait_for_busy(several: bool) -> None:
         config = _busy.pop(0)
         try:
             spec, store = RunSpec.from_config(config), Store.in_results(config.paths.results)
-            store.wait_for(spec, partial(show_state, spec.folder))
+            store.wait_for(spec, lambda folder, text: show_error(f"{folder}: {text}"))
             measure(config, several)
         except BusyError:
             _busy.append(config)
         except DllmBenchError as error:
             _failed.append(str(error))
-
-
-def show_state(folder: str, text: str) -> None:
-    """Print the progress of a run that another process is making."""
-    show_error(f"{folder}: {text}")
 
 
 def measure(config: RunConfig, brief: bool) -> None:

@@ -184,7 +184,7 @@ def _run_busy(
         outcome = RunOutcome(spec, is_busy=True)
         while outcome.is_busy:
             try:
-                store.wait_for(spec, partial(progress.update, spec.folder))
+                store.wait_for(spec, progress.update)
                 [outcome] = RunJob((spec,), store, deps)()
             except DllmBenchError as error:
                 outcome = RunOutcome(spec, str(error))

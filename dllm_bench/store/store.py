@@ -176,14 +176,14 @@ class Store:
         """Return the run's folder, locked for writing; closes with the `with` block."""
         return OpenRunFolder.start(self.path(spec), spec)
 
-    def wait_for(self, spec: RunSpec, report: Callable[[str], None]) -> None:
+    def wait_for(self, spec: RunSpec, report: Callable[[str, str], None]) -> None:
         """Wait until no other process writes the run's folder; reports which one does."""
         lock, reported = self.path(spec) / LOCK, ""
         while (
             files.is_folder(lock.parent) and self.record(spec) is None and (owner := owner_of(lock))
         ):
             if owner != reported:
-                report(f"being made by {owner}")
+                report(spec.folder, f"being made by {owner}")
                 reported = owner
             time.sleep(WAIT_S)
 

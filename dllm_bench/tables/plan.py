@@ -464,8 +464,7 @@ def cells_with_runs(table: PaperTable) -> Iterator[Cell]:
 
 def folder_patterns(query: Sequence[str]) -> Query:
     """Return a pattern for each folder name of a query's run, see `GROUPS`."""
-    chosen = overrides_by_key(query)
-    return tuple(_folder_pattern(chosen, group) for group in GROUPS)
+    return tuple(_folder_pattern(overrides_by_key(query), group) for group in GROUPS)
 
 
 def _folder_pattern(chosen: Mapping[str, str], group: str) -> str:

@@ -178,6 +178,8 @@ def test_waiting_ends_when_the_other_process_leaves_the_run(tmp_path, monkeypatc
     held = store.open(spec)
     monkeypatch.setattr(locks, "DYING_S", 0.0)
     monkeypatch.setattr(stores.time, "sleep", lambda _: held.close())
-    store.wait_for(spec, waited.append)
-    assert waited == [f"being made by process {os.getpid()} on {socket.gethostname()}"]
+    store.wait_for(spec, lambda *words: waited.append(": ".join(words)))
+    assert waited == [
+        f"{spec.folder}: being made by process {os.getpid()} on {socket.gethostname()}"
+    ]
     assert store.record(spec) is None

@@ -97,8 +97,7 @@ PUBLISHED = {
 
 def splits(source: str) -> tuple[str, ...]:
     """Return the splits of an item set."""
-    generated = source in GENERATED
-    return GENERATED[source].splits if generated else tuple(PUBLISHED[source].files)
+    return GENERATED[source].splits if source in GENERATED else tuple(PUBLISHED[source].files)
 
 
 def check(source: str, split: str, data_dir: str | None) -> None:
