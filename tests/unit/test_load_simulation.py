@@ -22,7 +22,6 @@ import torch
 
 from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main, parse
-from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
@@ -55,11 +54,10 @@ from dllm_bench.serving.load_simulation import (
     simulate,
     under_arrivals,
 )
-from dllm_bench.store.record import Session
-from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from dllm_bench.training.scheduler import ProfileJob, measure, profile_of
+from tests.figures.builders import store_run
 from tests.helpers import VOCAB, Watched, load_denoiser, tiny_checkpoint, tiny_denoiser
 from tests.sample_stats import stored_sample
 from tests.speculative import DRAFTERS, generate_batch, write_drafter
@@ -205,12 +203,7 @@ def stored(texts, target, tmp_path) -> Callable[..., str]:
             counts = count_sample(one, target.special)
             more = {"id": one.request_id, "cut": one.cut, "counts": counts, "seconds": 1.0}
             samples.append(stored_sample(one.ids, one.born, one.trace, **more))
-        scores = {one.id: SampleScore(1.0, "correct", {}) for one in samples}
-        with Store(tmp_path / "runs").open(run) as opened:
-            opened.begin(Session(0.0, 0, {}))
-            for one in samples:
-                opened.append(one)
-            opened.seal(seal(run, samples, scores, opened.sessions, 0.0))
+        store_run(Store(tmp_path / "runs"), run, samples)
         return run.short
 
     return store
