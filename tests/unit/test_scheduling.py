@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Generation, Request
 from dllm_bench.runs.dependencies import STARTED, Scheduling, restore_scheduling
 from dllm_bench.runs.runner import run
 from dllm_bench.store.store import Store
+from tests.helpers import noting
 from tests.resume import fakes
 from tests.resume.drill import ended, fork
 
@@ -38,17 +37,11 @@ def be_slowed_down() -> None:
 
 
 def test_every_forward_is_decoded_with_the_scheduling_of_the_start(tmp_path: Path) -> None:
-    seen: list[Scheduling | None] = []
-
-    class Noting(fakes.FakeDecoder):
-        def generate(self, model: Any, request: Request) -> Generation:
-            seen.append(Scheduling.now())
-            return super().generate(model, request)
-
+    decoder, noted = noting(fakes.FakeDecoder(), "generate", keep=lambda *_: Scheduling.now())
     be_slowed_down()
     assert Scheduling.now() != STARTED
-    run(fakes.spec(3), store=Store(tmp_path), deps=fakes.deps(decoder=Noting()))
-    assert set(seen) == {STARTED}
+    run(fakes.spec(3), store=Store(tmp_path), deps=fakes.deps(decoder=decoder))
+    assert {seen for seen, _ in noted} == {STARTED}
 
 
 def test_what_an_ordinary_user_cannot_undo_is_an_error() -> None:
