@@ -1,4 +1,5 @@
-"""A run's identity: every key is classed, equal content is one hash, other content another."""
+"""A run's identity: every key is classed, equal content is one hash, other content another; and the
+device that it names."""
 
 from __future__ import annotations
 
@@ -7,18 +8,20 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.decoding.rounds import Clock
 from dllm_bench.methods.learn2pd import Filter
 from dllm_bench.models.filters import FilterMetadata, LearnedFilter, filter_file
 from dllm_bench.paths import read_yaml
 from dllm_bench.registry import TARGET, describe, instantiate
 from dllm_bench.store import inputs
-from dllm_bench.store.groups import Role, role_of
+from dllm_bench.store.groups import Hardware, Role, role_of
 from dllm_bench.store.spec import RunSpec, digest, leaves, slug
 from dllm_bench.training.filters import save_filter
 
@@ -220,3 +223,26 @@ def test_the_model_takes_what_it_does_not_say_from_the_hardware() -> None:
     model = inputs.resolve_model({"name": "m", "path": "p", "dtype": "auto"}, hardware)
     assert (model["dtype"], model["attention"], model["device"]) == ("float32", "sdpa", "cpu")
     assert inputs.resolve_model({"dtype": "bfloat16"}, hardware)["dtype"] == "bfloat16"
+
+
+NAMES = ["NVIDIA A100", "NVIDIA H200"]
+
+
+def test_the_second_device_is_looked_for_waited_for_and_timed(monkeypatch) -> None:
+    cuda = mock.Mock(current_stream="stream of {}".format)
+    cuda.device_count.return_value, cuda.get_device_name = len(NAMES), lambda i: NAMES[i or 0]
+    cuda.Event.return_value.elapsed_time.return_value = 2.0
+    monkeypatch.setattr(torch, "cuda", cuda)
+    for asked, missing in (
+        ({"device": "cuda:1", "match": "H200"}, ""),
+        ({"device": "cuda", "match": "H200"}, "a GPU (H200)"),
+        ({"device": "cuda:2"}, "a GPU (CUDA:2)"),
+    ):
+        assert inputs.missing_device(Hardware(asked)) == missing
+    inputs.wait_for("cuda:1")
+    clock = Clock(torch.device("cuda", 1))
+    clock.mark()
+    assert clock.spans_ms() == [2.0]
+    record = mock.call("stream of cuda:1")
+    assert cuda.Event.return_value.record.mock_calls == [record, record]
+    assert [str(*waited.args) for waited in cuda.synchronize.mock_calls] == ["cuda:1", "cuda:1"]
