@@ -22,7 +22,7 @@ from dllm_bench.models.gguf_import import MAX_HEADER_BYTES, import_gguf, read_gg
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
 from scripts.embedded.items import task_pairs
-from tests.unit.models.test_layouts import gap, ours, random_model
+from tests.unit.models.test_forward import gap, ours, random_model
 
 gguf = pytest.importorskip("gguf")
 
