@@ -237,33 +237,25 @@ DINFER = {"unroll": 4, "tokens_per_forward": 8}
 
 
 @pytest.mark.parametrize(
-    ("blocks", "idle", "unrolled"),
+    ("every", "blocks", "idle", "unrolled"),
     [
-        ([[(DENOISE, 8)]], 0, 0),  # 8 masks // 8 = 1 round
-        ([[(DENOISE, 30), (DENOISE, 2)]], 0, 2),  # 32 // 8 = 4 rounds at once
-        ([[(DENOISE, 8), (DENOISE, 8), (DENOISE, 24)]], 0, 1),  # 4 rounds, not 5
-        ([[(PREFILL, 16)]], 1, 2),  # two rounds of window after a renewal that filled it
-        ([[(PREFILL, 4), (DENOISE, 4)], [(REFRESH, 8)]], 1, 1),
-        ([[(PREFILL, 4), (REFRESH, 4), (REFRESH, 4)]], 1, 1),
+        (None, [[(DENOISE, 8)]], 0, 0),  # 8 masks // 8 = 1 round
+        (None, [[(DENOISE, 30), (DENOISE, 2)]], 0, 2),  # 32 // 8 = 4 rounds at once
+        (None, [[(DENOISE, 8), (DENOISE, 8), (DENOISE, 24)]], 0, 1),  # 4 rounds, not 5
+        (None, [[(PREFILL, 16)]], 1, 2),  # two rounds of window after a renewal that filled it
+        (None, [[(PREFILL, 4), (DENOISE, 4)], [(REFRESH, 8)]], 1, 1),
+        (None, [[(PREFILL, 4), (REFRESH, 4), (REFRESH, 4)]], 1, 1),
+        (2, [[(REFRESH, 8)], [(REFRESH, 8), (DENOISE, 8)]], 1, 3),  # round 0; rounds 1 and 2
+        (2, [[(REFRESH, 24)], [(REFRESH, 8), (DENOISE, 16)]], 1, 7),  # rounds 0 to 2; 3 to 5
+        (3, [[(REFRESH, 24)], [(REFRESH, 32)]], 2, 8),  # rounds 0 to 2; 3 to 6
+        (3, [[(REFRESH, 16)], [(REFRESH, 32), (DENOISE, 1)]], 1, 6),  # rounds 0 and 1; 2 to 5
     ],
 )
-def test_idle_forwards(blocks, idle, unrolled) -> None:
-    generation = generation_of(*blocks)
+def test_idle_forwards(every, blocks, idle, unrolled) -> None:
+    """In dInfer's loop, idle rounds that renew the cache, each `every`-th of the request, count
+    twice; the first round of a block renews the cache anyway."""
+    generation = replace(generation_of(*blocks), renewal_rounds=every)
     assert (idle_forwards(generation), idle_forwards(generation, **DINFER)) == (idle, unrolled)
-
-
-@pytest.mark.parametrize(
-    ("every", "blocks", "idle"),
-    [
-        (2, [[(REFRESH, 8)], [(REFRESH, 8), (DENOISE, 8)]], 3),  # round 0; rounds 1 and 2
-        (2, [[(REFRESH, 24)], [(REFRESH, 8), (DENOISE, 16)]], 7),  # rounds 0 to 2; 3 to 5
-        (3, [[(REFRESH, 24)], [(REFRESH, 32)]], 8),  # rounds 0 to 2; 3 to 6
-        (3, [[(REFRESH, 16)], [(REFRESH, 32), (DENOISE, 1)]], 6),  # rounds 0 and 1; 2 to 5
-    ],
-)
-def test_idle_rounds_that_renew_the_cache_count_twice(every, blocks, idle) -> None:
-    """Counted in dInfer's loop; the first round of a block renews the cache anyway."""
-    assert idle_forwards(replace(generation_of(*blocks), renewal_rounds=every), **DINFER) == idle
 
 
 def test_a_block_left_with_masks_has_no_idle_forwards() -> None:
