@@ -46,12 +46,6 @@ def test_a_run_is_found_by_the_names_of_folders_and_no_other_is_read(tmp_path, m
         store.find("")
 
 
-def test_a_run_is_found_under_another_label(tmp_path: Path) -> None:
-    store, record = made(tmp_path)
-    renamed = fakes.spec(5, label="other-name")
-    assert renamed.folder != SPEC_5.folder and store.record(renamed) == record
-
-
 def test_a_lock_beats_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "BEAT_S", 0.01)
     lock = Lock(tmp_path / LOCK)
