@@ -285,10 +285,8 @@ def test_a_number_whose_facts_are_absent_is_none() -> None:
     older = {name: values for name, values in stored(PLAIN, DRAFTED).items() if name not in later}
     names = [name for name, one in DEFINITIONS.items() if one.requires in later]
     assert len(names) >= 14
-    for facts in (
-        from_columns(older),
-        [PLAIN, DRAFTED],
-    ):  # a column that is not there, a sample without
+    # a column that is not there, a sample without
+    for facts in (from_columns(older), [PLAIN, DRAFTED]):
         for name in (*names, "acceptance/conditional@1", "calibration/ece@1"):
             assert measure(name, facts) is None, name
         assert measure("tpf/emitted", facts) is not None

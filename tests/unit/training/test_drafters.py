@@ -120,8 +120,7 @@ def test_a_block_is_what_decoding_would_draft(kind, kernel, model, tmp_path) -> 
             for block, anchor in enumerate(anchors[row].tolist()):
                 features = rows.features_BLC[row : row + 1, :anchor]
                 text = rows.ids_BL[row, : anchor + 1]
-                target: Any = model.denoiser
-                context = Context(text, features, target, network.new_cache(LENGTH + 8))
+                context = Context(text, features, model.denoiser, network.new_cache(LENGTH + 8))
                 own, base = network.block(context, drafter.config.slots)
                 torch.testing.assert_close(hidden[row, block], own, atol=2e-5, rtol=1e-4)
                 if drafter.config.candidates:
@@ -139,13 +138,12 @@ def test_the_targets_own_texts_are_decoded_once(model, tmp_path, monkeypatch) ->
     file = tmp_path / "texts.jsonl"
     first = answered(model, 3, file)
     decoder: Any = SpeculativeDecoder(NoDraft())
-    target: Any = model.denoiser
     for text, prompt in zip(first, prompts(3), strict=True):
-        wanted = decoder.generate(target, Request("x", prompt, 20)).ids[:20]
+        wanted = decoder.generate(model.denoiser, Request("x", prompt, 20)).ids[:20]
         assert text.ids[: text.prompt] == prompt
         answer = text.ids[text.prompt :]
         assert answer == wanted[: len(answer)] and (len(answer) == 20 or answer[-1] == ROLES["eos"])
-    watched: Any = Watched(target)
+    watched: Any = Watched(model.denoiser)
 
     def begun() -> list[tuple[int, ...]]:
         pairs = zip(watched.canvases, watched.plans, strict=True)
@@ -205,10 +203,9 @@ def test_a_trained_drafter_saves_forwards_and_changes_nothing(kind, model, tmp_p
         piece, facts = draft_of(kind, folder / "out"), []
         if kind != "eagle3":
             assert piece.drafter.config.confidence == kind.startswith("dspark")
-        target: Any = model.denoiser
         for text in run.texts:
             request = Request("x", text.ids[: text.prompt], len(text.ids) - text.prompt)
-            found = SpeculativeDecoder(piece).generate(target, request)
+            found = SpeculativeDecoder(piece).generate(model.denoiser, request)
             assert found.ids[: request.max_new_tokens] == text.ids[text.prompt :]
             facts.append(drafted(drafts.rounds_of(found.trace, found.born)))
         lengths.append(measure("acceptance/length", facts))
