@@ -117,32 +117,28 @@ def test_a_run_that_goes_on_online_has_every_sample(offline, tmp_path, monkeypat
         assert steps == list(range(1, n + 1)) and online.summary["score"] == record.score.mean
 
 
+OWN = {"entity": "lab", "group": "sweep", "job_type": "pilot", "tags": ["t"]}
+
+
 @pytest.mark.parametrize(
-    ("setting", "environment", "mode"),
+    ("given", "environment", "told"),
     [
-        (None, {}, "offline"),
-        (None, {"WANDB_API_KEY": "k"}, "online"),
-        (None, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, None),
-        ("offline", {"WANDB_API_KEY": "k"}, "offline"),
+        ({}, {}, {"mode": "offline"}),
+        ({}, {"WANDB_API_KEY": "k"}, {"mode": "online"}),
+        ({}, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, {"mode": None}),
+        ({"mode": "offline"}, {"WANDB_API_KEY": "k"}, {"mode": "offline"}),
+        (OWN, {"WANDB_DIR": "elsewhere"}, {**OWN, "dir": "elsewhere"}),
     ],
 )
-def test_offline_unless_a_key_is_there(
-    setting, environment, mode, passed_on, monkeypatch, tmp_path
+def test_wandb_is_told_what_runs_are_sorted_by_and_offline_unless_a_key_is_there(
+    given, environment, told, passed_on, monkeypatch, tmp_path
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    logged(tmp_path, WandbLogger(mode=setting))
-    assert (passed_on["group"], passed_on["job_type"]) == ("letters/fake", "fake")
-    assert (passed_on.get("mode"), passed_on["id"]) == (mode, fakes.spec(2).short)
-    assert Path(passed_on["dir"]) == Store(tmp_path).path(fakes.spec(2))
-
-
-def test_what_a_team_sorts_runs_by_is_passed_on(passed_on, monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
-    given: dict[str, Any] = {"entity": "lab", "group": "sweep", "job_type": "pilot", "tags": ["t"]}
-    logged(tmp_path, WandbLogger(**given))
-    assert {key: passed_on[key] for key in given} == given
-    assert passed_on["dir"] == str(tmp_path / "elsewhere")
+    spec = logged(tmp_path, WandbLogger(**given)).spec
+    usual = {"id": spec.short, "dir": str(Store(tmp_path).path(spec))}
+    told = {**usual, "group": "letters/fake", "job_type": "fake", **told}
+    assert {key: passed_on.get(key) for key in told} == told
 
 
 @pytest.mark.parametrize("at", ["import", "init", "log", "finish"])
