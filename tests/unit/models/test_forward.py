@@ -487,27 +487,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def logits(model: Any, parts: tuple[int, ...] = (TEXT,)) -> Tensor:
-    """Of a canvas behind a text that is encoded in parts which end at these positions."""
+def logits(model: Any) -> Tensor:
+    """Of a canvas behind a text."""
     numbers = torch.Generator().manual_seed(1)
     tokens_1L = torch.randint(3, 500, (1, TEXT + CANVAS), generator=numbers)
     mean_1CH = torch.randn(1, CANVAS, model.hidden_size, generator=numbers).to(model.dtype)
     kv = model.new_cache(TEXT + CANVAS)
-    for start, stop in zip((0, *parts), parts, strict=False):
-        span = (start, stop)
-        plan = ForwardPlan(ForwardKind.PREFILL, span, span, span, "block_causal", 1)
-        model.forward(tokens_1L, plan, kv)
-        kv.keep(plan, FIRST)
-    span = (TEXT, TEXT + CANVAS)
+    text, span = (0, TEXT), (TEXT, TEXT + CANVAS)
+    plan = ForwardPlan(ForwardKind.PREFILL, text, text, text, "block_causal", 1)
+    model.forward(tokens_1L, plan, kv)
+    kv.keep(plan, FIRST)
     plan = ForwardPlan(ForwardKind.DENOISE, span, span, (0, 0), added_KFH=mean_1CH)
     return model.forward(tokens_1L, plan, kv)
-
-
-def test_text_encoded_in_parts_is_text_encoded_at_once(folder: Path) -> None:
-    model = load_denoiser(folder)
-    whole = logits(model)
-    for parts in ((1, TEXT), (7, 8, TEXT), (12, 20, TEXT)):
-        torch.testing.assert_close(logits(model, parts), whole, atol=2e-5, rtol=1e-5)
 
 
 def test_settings_may_be_flat_as_in_a_release_or_nested(folder: Path) -> None:
