@@ -11,7 +11,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dllm_bench.cli.main import parse
 from dllm_bench.cli.train import drafter_job
@@ -253,31 +253,6 @@ def test_every_step_draws_rows_that_are_not_held_out(model, tmp_path) -> None:
     assert measured == run.held_out
     assert len({tuple(text.ids for text in step) for step in steps}) == run.job.steps
     assert not {text.ids for step in steps for text in step} & {t.ids for t in run.held_out}
-
-
-@pytest.mark.parametrize("kind", ["dspark-markov", "eagle3"])
-def test_a_stored_drafter_uses_the_targets_tables(kind, model, tmp_path) -> None:
-    """They do not learn. It drafts as DeepSpec's format with its copies does."""
-    run = fitted(job(kind, {"steps": 40}), model, tmp_path)
-    module, state = run.target.module, run.network.state_dict()
-    assert torch.equal(state["embed_tokens.weight"], module.model.embed_tokens.weight)
-    assert torch.equal(state["lm_head.weight"], module.lm_head.weight)
-    stored, copied = tmp_path / "out", tmp_path / "copied"
-    assert set(load_file(stored / "model.safetensors")) == set(state) - TABLES
-    copied.mkdir()
-    (copied / "config.json").write_text(json.dumps(run.published))
-    rounded = {name: w if name in TABLES else w.bfloat16() for name, w in state.items()}
-    save_file(rounded, copied / "model.safetensors")
-    target: Any = model.denoiser
-    rounds = []
-    for folder in (stored, copied):
-        piece = draft_of(kind, folder)
-        assert piece.drafter.config.tables == (folder == copied)
-        texts = [text.ids[: text.prompt] for text in run.texts[:4]]
-        found = [SpeculativeDecoder(piece).generate(target, Request("x", ids, 20)) for ids in texts]
-        rounds.append([drafts.rounds_of(result.trace, result.born) for result in found])
-    assert rounds[0] == rounds[1]
-    assert any(round.accepted for result in rounds[0] for round in result)
 
 
 PART = {"draft_vocab": 24, "store_gib": 1.0}
