@@ -46,7 +46,7 @@ from typing import IO, Any, Literal, TypeVar, cast, get_args
 
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import read_yaml
+from dllm_bench.paths import PACKAGE, read_yaml
 
 CONSENT_VARIABLE = "DLLM_BENCH_ALLOW_CODE"
 POLL_S = 0.05
@@ -217,6 +217,7 @@ def _run(program: str, examiner: Examiner, limits: Limits, stdin: str | None) ->
         "limits": limits.rlimits(),
         "wall_s": limits.wall_s,
         "packages": limits.packages,
+        "hidden": str(PACKAGE),
         "system_calls": SYSTEM_CALLS,
     }
     private = {

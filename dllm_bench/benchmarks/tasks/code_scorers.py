@@ -199,4 +199,6 @@ def calibrate(tests: Tests) -> tuple[int, bool]:
 
 def verdict_of(program: str, tests: Tests) -> str:
     """Return the sandbox's verdict, which remembers those that judging again would repeat."""
+    if not (code_answers.parses(tests.text) and code_answers.parses(tests.reference)):
+        return JUDGE_ERROR
     return tests.run(program, *calibrate(tests)).verdict

@@ -36,20 +36,8 @@ from dllm_bench.benchmarks.tasks import (
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
-from tests.benchmark_helpers import (
-    COMPLETION,
-    FLEXIBLE,
-    GOLD,
-    STRICT,
-    Bench,
-    each_kind,
-    encode,
-    evalplus_benchmark,
-    foreign,
-    gold,
-    lm_eval_benchmark,
-    mean,
-)
+from tests import benchmark_helpers as helpers
+from tests.benchmark_helpers import evalplus_benchmark, gold, lm_eval_benchmark, mean
 from tests.tiers import covering
 
 KNOWN = read_yaml(Path(__file__).with_name("gold.yaml"))
@@ -64,7 +52,7 @@ def test_problems_with_their_own_rule(real_data: Path) -> None:
         names = {*PROBLEM_SETS[dataset].rules, *others}
         benchmark = evalplus_benchmark(dataset, data_dir=str(real_data))
         chosen = [item for item in benchmark.items if item["entry_point"] in names]
-        scores = benchmark.score({item["id"]: GOLD[dataset](item) for item in chosen})
+        scores = benchmark.score({item["id"]: helpers.GOLD[dataset](item) for item in chosen})
         assert len(scores) >= len(names) - 3
         assert {i: s.verdict for i, s in scores.items() if s.value != 1} == {}
 
@@ -87,18 +75,18 @@ def test_the_rules_are_evalplus_s_own() -> None:
 
 def test_escape_until_keeps_hard_stops_only() -> None:
     settings: dict[str, Any] = {"stop": ("Question:",), "hard_stop": ("[END]",), "limit": 1}
-    ends = lm_eval_benchmark("minigsm", FLEXIBLE, **settings)
+    ends = lm_eval_benchmark("minigsm", helpers.FLEXIBLE, **settings)
     runs_on = replace(ends, escape_until=True)
-    assert runs_on.requests(encode)[0].stop == ("[END]",)
+    assert runs_on.requests(helpers.encode)[0].stop == ("[END]",)
     texts = {k: f"{v}\nQuestion: more?\n#### 100[END]#### 101" for k, v in gold(ends).items()}
     assert mean(ends.score(texts)) == 1
     (score,) = runs_on.score(texts).values()
-    assert (score.value, score.metrics[STRICT]) == (0, 1)  # reads on to 100
+    assert (score.value, score.metrics[helpers.STRICT]) == (0, 1)  # reads on to 100
 
 
 def test_verdicts_of_answers() -> None:
     benchmark = lm_eval_benchmark("minigsm", limit=4)
-    answers = [GOLD["minigsm"](benchmark.items[0]), " \n", "no number", "#### 1000"]
+    answers = [helpers.GOLD["minigsm"](benchmark.items[0]), " \n", "no number", "#### 1000"]
     scores = benchmark.score(dict(zip((i["id"] for i in benchmark.items), answers, strict=True)))
     assert [s.verdict for s in scores.values()] == ["correct", "empty", "no_answer", "wrong"]
 
@@ -128,8 +116,8 @@ def test_right_on_one_set_of_inputs(word: str, metrics: dict[str, float]) -> Non
     assert (by_base.value, by_base.verdict == "correct") == (metrics["base"], metrics["base"] == 1)
 
 
-@each_kind
-def test_foreign_ids_are_refused(benchmark: Bench) -> None:
+@helpers.each_kind
+def test_foreign_ids_are_refused(benchmark: helpers.Bench) -> None:
     with pytest.raises(DllmBenchError, match=r"'nowhere/1'.*limit, split and data"):
         benchmark.score({"nowhere/1": "x"})
     assert benchmark.score({}) == {}
@@ -140,8 +128,8 @@ CHANGES: Sequence[dict[str, Any]] = (
 )  # fmt: skip
 
 
-@each_kind
-def test_the_hash_follows_what_is_asked(benchmark: Bench) -> None:
+@helpers.each_kind
+def test_the_hash_follows_what_is_asked(benchmark: helpers.Bench) -> None:
     changed = [replace(benchmark, **change).dataset_hash() for change in CHANGES]
     assert len({benchmark.dataset_hash(), *changed}) == len(CHANGES) + 1
     assert replace(benchmark).dataset_hash() == benchmark.dataset_hash()
@@ -183,7 +171,8 @@ def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
     monkeypatch.setattr(sandbox, "execute", lambda *args: pytest.fail("a program was run"))
     code = evalplus_benchmark("minicode", allow_code_execution=False)
-    for benchmark in (code, lm_eval_benchmark("mbpp", COMPLETION, allow_code_execution=False)):
+    mbpp = lm_eval_benchmark("mbpp", helpers.COMPLETION, allow_code_execution=False)
+    for benchmark in (code, mbpp):
         with pytest.raises(DllmBenchError, match="allowed yet.*_code_execution=true or DLLM_BENCH"):
             benchmark.score({"an item": "    return 1\n"})
     monkeypatch.setenv(sandbox.CONSENT_VARIABLE, "1")
@@ -227,6 +216,8 @@ def test_tests_that_need_the_program_s_objects_are_compared_outside_of_it(real_d
 def test_tests_that_cannot_be_kept_apart_give_no_grade(text: str) -> None:
     outcome = code_scorers.Tests(text, "").run("def f(x):\n    return 2", 5, apart=False)
     assert outcome.verdict == "judge_error"
+    for tests in (code_scorers.Tests("assert", ""), code_scorers.Tests("", "def f(")):
+        assert code_scorers.verdict_of("f = 1", tests) == "judge_error", "they are no Python"
 
 
 def test_a_busy_machine_moves_no_tests_into_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +278,7 @@ def test_gold_is_right_and_foreign_answers_are_not(task: str, real_data: Path) -
     asked = lm_eval_benchmark(task, primary, **data)
     texts = gold(asked)
     scores = asked.score(texts)
-    lucky = asked.score(dict(list(foreign(texts).items())[:FOREIGN]))
+    lucky = asked.score(dict(list(helpers.foreign(texts).items())[:FOREIGN]))
     for metric in scores[next(iter(texts))].metrics:
         wrong = {key for key, score in scores.items() if score.metrics[metric] != 1}
         known = {**WRONG_GOLD.get(task, {}), **WRONG_GOLD.get(metric, {})}
@@ -310,7 +301,7 @@ def test_canonical_solutions_pass_base_and_plus_and_foreign_ones_do_not(
     scores = asked.score(gold(asked))
     wrong = {key for key, score in scores.items() if score.metrics != {"base": 1, "plus": 1}}
     assert wrong == set(WRONG_GOLD.get(f"{dataset} {postprocess}", {})) & set(scores)
-    assert mean(asked.score(foreign(gold(asked)))) == 0
+    assert mean(asked.score(helpers.foreign(gold(asked)))) == 0
 
 
 # --- each published way to grade, on texts for which the ways differ ------------------------------

@@ -129,6 +129,14 @@ def test_files_of_the_user_cannot_be_read(tmp_path: Path) -> None:
     assert drill(f"import os; os.listdir({str(secret.parent)!r})").verdict == "refused"
     assert drill(f"import os; os.listdir({str(Path.home())!r})").verdict == "refused"
     assert drill("import json, decimal; open('/etc/hosts').read()").verdict == "ended"
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as shared:
+        assert drill(f"open({shared.name!r})").verdict == "refused"
+
+
+def test_files_of_the_package_with_its_answers_are_hidden(monkeypatch) -> None:
+    needs("read_only_files")
+    monkeypatch.setattr(sandbox, "PACKAGE", Path(json.__file__).parent)
+    assert drill("import json.decoder").detail.startswith("ModuleNotFoundError")
 
 
 def test_installed_packages_are_read_only_where_asked_for() -> None:

@@ -31,7 +31,8 @@ PACKAGE = "dllm_bench.benchmarks.sandbox.child."
 NOBODY = 65534
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x08000000, 0x10000000, 0x40000000
 CLONE_THREAD = 0x10000
-MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV = 0x1000, 0x4000, 0x40000, 0x2, 0x4
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+MS_RDONLY, MS_NOSUID, MS_NODEV = 0x1, 0x2, 0x4
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NODEV = 0x1, 0x4
 SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 38, 22, 1, 4
@@ -40,7 +41,8 @@ LANDLOCK_WRITE_FILE = 1 << 1
 LANDLOCK_CHANGES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # write, remove, make
 LANDLOCK_TRUNCATE = 1 << 14  # from the third version on
 LANDLOCK_READS = (1 << 2) | (1 << 3)  # files and directories
-SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc/self", "/dev", "/sys/devices")
+DEVICES = ("/dev/null", "/dev/urandom")
+SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc/self", "/sys/devices", *DEVICES)
 SIGKILL = 9
 BEGUN = "begun"
 """Reported before anything is read that a judged program may have made."""
@@ -103,16 +105,21 @@ def set_mount(path: bytes, attributes: int, clear: int, flags: int) -> None:
     call(libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path, flags, attr, ctypes.sizeof(attr)))
 
 
-def read_only_files(bytes_free: int) -> None:
-    """Make the file system read-only and without devices, except a small working directory."""
+def read_only_files(bytes_free: int, hidden: str) -> None:
+    """Make the file system read-only and without devices, except a small working directory.
+
+    hidden: a folder that is empty from now on.
+    """
     here = os.getcwd().encode()
     call(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
-    devices = (b"/dev/null", b"/dev/urandom")
+    devices = [device.encode() for device in DEVICES]
     for device in devices:
         call(libc.mount(device, device, None, MS_BIND, None))
     set_mount(b"/", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV, 0, AT_RECURSIVE)
     for device in devices:
         set_mount(device, 0, MOUNT_ATTR_NODEV, 0)
+    if os.path.isdir(hidden):
+        call(libc.mount(b"none", hidden.encode(), b"tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, None))
     options = f"size={bytes_free},nr_inodes={FILES},mode=0700".encode()
     call(libc.mount(b"tmpfs", here, b"tmpfs", MS_NOSUID | MS_NODEV, options))
     os.chdir(here)
@@ -142,6 +149,8 @@ def readable(packages: bool) -> list[str]:
 
 def landlock(packages: bool) -> None:
     """Allow writing in the working directory, and reading there and of Python and the system alone.
+
+    Of /dev, a shared folder of users' data lies there too, `DEVICES` alone are read.
 
     It also keeps the program from tracing processes outside.
     """
@@ -218,7 +227,7 @@ def enclose(job: dict[str, Any]) -> list[str]:
     attempt(held, other_uid, job["packages"])
     attempt(held, namespaces)
     if "namespaces" in held:
-        attempt(held, read_only_files, job["limits"]["RLIMIT_FSIZE"])
+        attempt(held, read_only_files, job["limits"]["RLIMIT_FSIZE"], job["hidden"])
     return held
 
 
