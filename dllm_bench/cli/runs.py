@@ -28,7 +28,7 @@ from dllm_bench.paths import read_settings
 from dllm_bench.registry import require_known
 from dllm_bench.runs import rescore
 from dllm_bench.site.texts import align, number
-from dllm_bench.store.files import csv_rows, csv_text, matching, stored_bytes, write_atomic
+from dllm_bench.store.files import csv_rows, csv_text, matching, parse, stored_bytes, write_atomic
 from dllm_bench.store.index import IndexedRun, RecordIndex
 from dllm_bench.store.lock import unlock
 from dllm_bench.store.record import SHOWN_METRICS
@@ -166,7 +166,7 @@ def table_lines(tables: Path) -> Iterator[str]:
     for path in matching(tables, "*/*.json"):
         name = f"{path.parent.name}/{path.stem}"
         try:
-            states = [cell["state"] for cell in json.loads(stored_bytes(path) or b"")["cells"]]
+            states = [cell["state"] for cell in parse(stored_bytes(path) or b"")["cells"]]
         except (ValueError, LookupError, TypeError, DllmBenchError):
             yield f"table {name}: {path} cannot be read; `dllm-bench table {name}` writes it again"
             continue

@@ -26,7 +26,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import cache_file, conf_dir, read_settings, read_yaml
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.progress import ManyRunsProgress, RunProgress
-from dllm_bench.store.files import Appender, parse, whole_lines
+from dllm_bench.store.files import Appender, parent_of, parse, whole_lines
 from dllm_bench.store.groups import Hardware
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_entry, record_fingerprint
@@ -138,7 +138,8 @@ def submit(
     try:
         executor = submitit.AutoExecutor(store.root.parent / ".launch/%j", cluster, **start)
         executor.update_parameters(**named)
-        with executor.batch():
+        # raises if the folder is a planted link
+        with parent_of(store.root.parent / ".launch/_", make=True), executor.batch():
             sent = [executor.submit(PackedJob(pickle.dumps(job))) for job in jobs.values()]
     except (RuntimeError, ValueError, NameError, TypeError, OSError) as error:
         text = " ".join(str(error).split())

@@ -183,7 +183,7 @@ class SiteBuilder:
         path, stamp = self.out / STAMP, {"dllm_bench_report": code_version()}
         previous = None
         with suppress(OSError, ValueError):
-            previous = json.loads(files.stored_bytes(path) or b"")
+            previous = files.parse(files.stored_bytes(path) or b"")
         if not isinstance(previous, dict) and files.matching(self.out, "*"):
             raise DllmBenchError(
                 f"The report was to be written to {self.out}, which holds other files; name an "

@@ -43,6 +43,7 @@ from dllm_bench.paths import expanded
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TEMPORARY = ".tmp"  # ends the name of a file that replaces another when it is complete
 ABSENT = (errno.ENOENT, errno.ENOTDIR)
+MAX_BYTES = 8 * 2**30  # of a file that is read whole
 
 _results: set[str] = set()  # absolute paths of the results folders of this process
 
@@ -260,9 +261,12 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 
 def stored_bytes(path: Path) -> bytes | None:
-    """Return the content of a file, None if there is none; DllmBenchError if it cannot be read."""
+    """Return the content of a file, None if there is none; DllmBenchError if it cannot be read, or
+    is larger than any that is written here."""
     try:
         with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -292,7 +292,7 @@ def _mine() -> bytes:
 
 def _owner(content: bytes) -> dict[str, Any]:
     try:
-        owner = json.loads(content)
+        owner = files.parse(content)
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}

@@ -186,6 +186,7 @@ def test_no_results_directory_is_no_working_directory(command, monkeypatch) -> N
 def test_status_goes_on_behind_a_table_and_a_figure_that_cannot_be_read(command, tmp_path) -> None:
     states = ("sealed", "sealed", "missing")
     for name, text in (
+        ("tables/lopa/table3.json", "[" * 100_000),
         ("tables/lopa/table4.json", '{"cells": [{'),
         ("tables/lopa/table5.json", json.dumps({"cells": [{"state": s} for s in states]})),
         ("figures/embedded/lopa/figure1.csv", "torn\n1,2"),
@@ -193,7 +194,8 @@ def test_status_goes_on_behind_a_table_and_a_figure_that_cannot_be_read(command,
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     said = command("status")
-    assert "No runs" in said and "`dllm-bench table lopa/table4` writes it again" in said
+    assert "No runs" in said and "`dllm-bench table lopa/table3` writes it again" in said
+    assert "`dllm-bench table lopa/table4` writes it again" in said
     assert "table lopa/table5: 3 cells, 1 missing, 2 sealed" in said
     assert "`dllm-bench figure lopa/figure1` draws it again" in said
 

@@ -119,6 +119,11 @@ def test_without_flock_a_dead_owner_can_be_unlocked(no_flock: None, tmp_path: Pa
     lock.release()
 
 
+def test_a_lock_of_another_content_belongs_to_nobody(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("[" * 4000)
+    Lock(tmp_path / LOCK).acquire()
+
+
 def test_doctor_says_where_flock_does_not_work(no_flock: None, tmp_path: Path) -> None:
     assert not supports_flock(tmp_path)
     assert any(topic == "locks" for _, topic, _ in path_lines(Paths({"results": str(tmp_path)})))

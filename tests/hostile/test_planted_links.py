@@ -114,6 +114,10 @@ def test_only_a_regular_file_of_its_own_is_written(tmp_path: Path, secret: Path)
             append_bytes(place, b"more")
     with pytest.raises(LinkError):
         stored_bytes(pipe)
+    (folder / "sparse").touch()
+    os.truncate(folder / "sparse", 2**40)
+    with pytest.raises(DllmBenchError, match="File too large"):
+        stored_bytes(folder / "sparse")
     with pytest.raises(LinkError, match="leads out of"):
         write_atomic(folder / ".." / ".." / "mine", b"x")
     assert secret.read_bytes() == SECRET and not (tmp_path / "mine").exists()

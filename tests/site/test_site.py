@@ -371,6 +371,7 @@ def test_of_many_runs_the_last_sealed_have_pages_and_earlier_pages_stay(tmp_path
 
 def test_the_command_refuses_what_it_cannot_do(root, tmp_path, capsys) -> None:
     (tmp_path / "index.html").write_text("mine")
+    (tmp_path / "made-by.json").write_text("[" * 100_000)
     with pytest.raises(DllmBenchError, match="holds other files"):
         builders.make(root, tmp_path)
     assert (tmp_path / "index.html").read_text() == "mine"

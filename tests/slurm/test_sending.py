@@ -146,6 +146,10 @@ def test_a_job_makes_the_run_and_can_be_queued_again(tmp_path: Path) -> None:
     assert store.state(spec) is RunState.SEALED
     packed = PackedJob(b"a pickled job")
     assert packed.checkpoint().function == packed
+    (tmp_path / ".launch").rename(tmp_path / "elsewhere")
+    (tmp_path / ".launch").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DllmBenchError, match="is a link"):
+        submit({"a": job}, store=store, hardware=CPU, cluster="debug")
 
 
 def test_a_signal_while_a_job_starts_does_not_end_it(cluster: Cluster, tmp_path: Path) -> None:
