@@ -25,6 +25,7 @@ from dllm_bench.core.speculative import Context, FixedDraft, Proposal, Sampler, 
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import constant, to_host
 from dllm_bench.models.drafters import SmallModelDrafter
+from dllm_bench.models.text import library_errors_named
 from dllm_bench.paths import place_of
 from dllm_bench.registry import register
 
@@ -167,13 +168,9 @@ def read_measurement(
     `command` writes such files, and some ship below `assets/`. Only the content is part of a run's
     identity, never the path.
     """
-    try:
+    todo = f"make one with `dllm-bench {command}` and name the file it writes"
+    with library_errors_named(f"{source!r} holds no {what}", todo):
         return parse(json.loads(place_of(source).read_text(encoding="utf-8")))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise DllmBenchError(
-            f"{source!r} holds no {what} ({type(error).__name__}); make one with "
-            f"`dllm-bench {command}` and name the file it writes."
-        ) from error
 
 
 def numbers_of(plain: Any, key: str, kind: type = float) -> tuple[Any, ...]:

@@ -127,7 +127,7 @@ class TokenCounts:
 
 def read_counts(source: str) -> tuple[float, Mapping[int, float]]:
     """Return the number of tokens of a corpus, and the count of each token id, from a file."""
-    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         stored = json.loads(place_of(source).read_bytes())
         total, counts = stored["num_token"], stored["p_baseline_dict"]
         counts = {int(token): count for token, count in counts.items()}

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from dllm_bench.core.declared import fits, refusal
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import CheckpointLayout, PublishedTensor, Shapes, unsupported, value
 from dllm_bench.models.sources import LORA_CONFIG, LORA_STEM, first_names, read_json, weight_files
+from dllm_bench.models.text import library_errors_named
 
 # --- tensors --------------------------------------------------------------------------------------
 
@@ -82,12 +83,9 @@ class Weights:
 
 def _open(file: Path) -> Any:
     """Return a safetensors file; DllmBenchError where it is damaged."""
-    try:
+    todo = "it is cut short or damaged, fetch it again"
+    with library_errors_named(f"{file} cannot be read", todo):
         return safe_open(file, framework="pt")
-    except SafetensorError as error:
-        raise DllmBenchError(
-            f"{file} cannot be read ({error}); it is cut short or damaged, fetch it again."
-        ) from None
 
 
 def shapes_of(module: Any) -> dict[str, tuple[int, ...]]:

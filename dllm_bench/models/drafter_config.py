@@ -19,10 +19,16 @@ from itertools import pairwise
 from dllm_bench.core.declared import CheckedFields, Count, Positive
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import PublishedConfig, value
+from dllm_bench.models.text import library_errors_named
 
 HEAD_NAMES = ("vanilla", "gated", "rnn")
 TARGET_TABLES = "target_tables"  # key of a config: whether embedding and head are the target's
 DRAFT_IDS = "draft_token_ids"  # key of a config: the draft vocabulary
+MAX_LAYERS = 1000  # more take minutes to build, before they are compared with the tensors
+wrong_values_named = library_errors_named(
+    "The drafter's config has a value of another type or size", "use the published one"
+)
+"""Decorator of functions that read a config."""
 
 
 @dataclass(frozen=True)
@@ -178,18 +184,16 @@ def architecture(published: PublishedConfig) -> str:
     return str(name)
 
 
+@wrong_values_named
 def read_drafter_config(published: PublishedConfig) -> DrafterConfig:
     """Read a drafter's config.json, in the format its architecture calls for."""
-    try:
-        config = READERS[architecture(published)](published)
-        known = [layer for layer in config.feature_layers if -1 <= layer < config.target_layers]
-        layers = value(published, "num_hidden_layers")
-        fits = list(config.feature_layers) == known and len(config.windows) in (0, layers)
-        fits &= value(published, "hidden_size") % config.conv_group == 0
-    except (TypeError, AttributeError) as error:
-        raise DllmBenchError(
-            f"The drafter's config has a value of another type ({error}); use the published one."
-        ) from error
+    layers = value(published, "num_hidden_layers")
+    if not 0 < layers <= MAX_LAYERS:
+        raise ValueError(f"num_hidden_layers is {layers}")
+    config = READERS[architecture(published)](published)
+    known = [layer for layer in config.feature_layers if -1 <= layer < config.target_layers]
+    fits = list(config.feature_layers) == known and len(config.windows) in (0, layers)
+    fits &= value(published, "hidden_size") % config.conv_group == 0
     if not fits or config.mask >= value(published, "vocab_size"):
         raise DllmBenchError(
             f"The drafter's config.json reads layers {list(config.feature_layers)} of "

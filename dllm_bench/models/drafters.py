@@ -19,11 +19,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Target
 from dllm_bench.models import checkpoint, sources
 from dllm_bench.models.adapters import ADAPTERS, PublishedConfig, value
-from dllm_bench.models.drafter_config import (
-    DrafterConfig,
-    architecture,
-    read_drafter_config,
-)
+from dllm_bench.models.drafter_config import DrafterConfig, read_drafter_config, wrong_values_named
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import ASSETS, place_of
@@ -83,8 +79,8 @@ class TrainedDrafter(StoredDrafter):
         if self.config.chain != self.chain:
             fitting, this = ("eagle3", "dflash, dflash2 or dspark")[:: -1 if self.chain else 1]
             raise DllmBenchError(
-                f"Drafter {self.source!r} is a {architecture(self.published)}, which this draft "
-                f"({this}) cannot use; choose decoder/draft={fitting}."
+                f"Drafter {self.source!r} is a {self.published['architectures'][0]}, which this "
+                f"draft ({this}) cannot use; choose decoder/draft={fitting}."
             )
 
     @cached_property
@@ -170,6 +166,7 @@ def _model(
     return cast("TransformerDenoiser", load_model(spec).denoiser)
 
 
+@wrong_values_named
 def empty_network(published: PublishedConfig) -> DraftNetwork:
     """Return the network a drafter's config.json describes, its parameters on the meta device."""
     from dllm_bench.models.drafter_networks import build_network  # imports transformers

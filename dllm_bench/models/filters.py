@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.checkpoint import require_finite
 from dllm_bench.models.sources import digest, require_sha256
@@ -213,7 +214,7 @@ def _layers(file: Path, tensors: Mapping[str, Tensor], device: torch.device) -> 
 
 def _metadata(file: Path, header: Mapping[str, Any]) -> FilterMetadata:
     known = {f.name for f in fields(FilterMetadata)}
-    metadata = FilterMetadata(**{name: value for name, value in header.items() if name in known})
+    metadata = made_from(FilterMetadata, {key: header[key] for key in known & header.keys()})
     if metadata.activation not in ACTIVATIONS:
         raise DllmBenchError(
             f"{file} names the activation {metadata.activation!r}; use a filter with one of "

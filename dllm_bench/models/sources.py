@@ -24,7 +24,7 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
 from dllm_bench.models.spec import MASKLESS, ModelSpec
-from dllm_bench.models.text import VOCABULARIES, require_regular
+from dllm_bench.models.text import VOCABULARIES, library_errors_named, require_regular
 from dllm_bench.paths import ASSETS, IMPORTED, assets_dir, conf_dir, place_of
 
 SHIPPED_MODELS = tuple(sorted(file.stem for file in (conf_dir() / "model").glob("tiny-*.yaml")))
@@ -121,10 +121,8 @@ def read_json(path: Path, todo: str = "fetch it again") -> dict[str, Any]:
     or is no JSON object."""
     require_file(path)
     require_regular(path)
-    try:
+    with library_errors_named(f"{path} is not valid JSON", todo):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DllmBenchError(f"{path} is not valid JSON ({error}); {todo}.") from None
     if not isinstance(content, dict):
         raise DllmBenchError(f"{path} is not a JSON object; {todo}.")
     return content

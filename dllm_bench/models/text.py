@@ -33,7 +33,10 @@ SETTINGS = (
 
 MAX_FILE_BYTES = 128 * 2**20
 """Of a JSON or text file of a checkpoint; the largest known tokenizer.json has 35 MB."""
+MAX_PROMPT_CHARACTERS = 2**24
+"""That a chat template may make; the tokenizer needs many times their memory."""
 SHOWN_CHARACTERS = 500  # of an error of another library
+REFETCHED = "fetch the tokenizer's files again"
 MAX_ADDED_TOKENS = 50_000
 """That a tokenizer's files may list beside its vocabulary; the most known are 6,415."""
 ADDED = ("added_tokens", "added_tokens_decoder", "additional_special_tokens")
@@ -77,23 +80,9 @@ def _added_tokens(file: str, content: Any) -> int:
 
 
 @contextmanager
-def rust_panics_named(action: str) -> Iterator[None]:
-    """Turn a panic of the tokenizers library, which is no Exception, into a DllmBenchError."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # pyo3 makes the class, no module exports it
-            raise
-        raise DllmBenchError(
-            f"{action} ended in an error inside of the tokenizers library ({error}); its "
-            "tokenizer.json holds a pattern that cannot be used, fetch it again."
-        ) from None
-
-
-@contextmanager
 def library_errors_named(failed: str, todo: str) -> Iterator[None]:
     """Turn an error of any kind into a DllmBenchError: what does not fit fails anywhere in a
-    library.
+    library. So does a panic of the tokenizers library, which is no Exception.
 
     failed: what could not be done. todo: what to do, without a full stop.
     """
@@ -101,7 +90,10 @@ def library_errors_named(failed: str, todo: str) -> Iterator[None]:
         yield
     except DllmBenchError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        # pyo3 makes the class of panics, no module exports it
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         found = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise DllmBenchError(f"{failed} ({found[:SHOWN_CHARACTERS]}); {todo}.") from error
 
@@ -116,9 +108,7 @@ def read_tokenizer(folder: Path) -> Any:
 
     single_file = (folder / "tokenizer.json").is_file()
     kind = PreTrainedTokenizerFast if single_file else Qwen2Tokenizer  # vocab.json, merges.txt
-    failed = f"The tokenizer in {folder} cannot be read"
-    named = library_errors_named(failed, "fetch its files again")
-    with named, rust_panics_named(f"Reading the tokenizer in {folder}"):
+    with library_errors_named(f"The tokenizer in {folder} cannot be read", REFETCHED):
         return kind.from_pretrained(str(folder), trust_remote_code=False)
 
 
@@ -132,18 +122,15 @@ def read_token_texts(folder: Path) -> Callable[[Sequence[int]], str] | None:
 
     _check_tokenizer_files(folder)
     file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    try:
-        with rust_panics_named(f"Reading the tokenizer in {folder}"):
-            tokenizer = Tokenizer.from_file(str(file))
+    # `read_tokenizer` says what is wrong with a file
+    failed = f"The tokenizer in {folder} cannot be read"
+    with library_errors_named(failed, REFETCHED), suppress(Exception):
+        tokenizer = Tokenizer.from_file(str(file))
         plain = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
         added = [int(key) for key in plain.get("added_tokens_decoder", {})]
-    except DllmBenchError:
-        raise
-    except Exception:  # `read_tokenizer` says what is wrong with a file
-        return None
-    if any(tokenizer.id_to_token(token) is None for token in added):
-        return None
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+        if all(tokenizer.id_to_token(token) is not None for token in added):
+            return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+    return None
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -329,6 +316,8 @@ class TextCodec:
         failed = f"The chat template of model {self.name!r} does not take these turns"
         with library_errors_named(failed, "give turns that it takes, or set chat: false"):
             prompt = self._tokenizer().apply_chat_template(turns, tokenize=False, **how, **options)
+            if len(prompt) > MAX_PROMPT_CHARACTERS:
+                raise ValueError(f"it makes {len(prompt):,} characters of them")
         return self._plain(prompt)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -337,12 +326,12 @@ class TextCodec:
 
     def decode_visibly(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of ids, special tokens included."""
-        with rust_panics_named(f"Decoding tokens of model {self.name!r}"):
+        with library_errors_named(f"Model {self.name!r} cannot decode its tokens", REFETCHED):
             decode = partial(self._tokenizer().decode, clean_up_tokenization_spaces=False)
             return str(decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def _plain(self, text: str) -> list[int]:
-        with rust_panics_named(f"Encoding a text for model {self.name!r}"):
+        with library_errors_named(f"Model {self.name!r} cannot encode a text", REFETCHED):
             return list(self._tokenizer().encode(text, add_special_tokens=False))
 
     def _tokenizer(self) -> Any:

@@ -32,6 +32,7 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import read_logits, top1
+from dllm_bench.models.text import library_errors_named
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.runner import ready
 from dllm_bench.store.archive import REPLAYS as FILE
@@ -222,7 +223,8 @@ def read_replays(folder: Path) -> list[TokenReplay]:
     content = file_of_run(folder, FILE)
     if content is None:
         return []
-    try:
+    todo = "move it away, and `dllm-bench figure NAME --run` records them again"
+    with library_errors_named(f"{folder / FILE} holds no token replays", todo):
         with ZipFile(io.BytesIO(content)) as packed:
             if sum(one.file_size for one in packed.infolist()) > MAX_BYTES:
                 raise ValueError(f"it unpacks to more than {MAX_BYTES >> 20} MiB")
@@ -231,8 +233,3 @@ def read_replays(folder: Path) -> list[TokenReplay]:
                 TokenReplay(str(key), *(arrays[f"{index}.{name}"] for name in ARRAYS))
                 for index, key in enumerate(arrays["ids"])
             ]
-    except Exception as error:  # zipfile and NumPy raise ten kinds for a damaged file
-        raise DllmBenchError(
-            f"{folder / FILE} holds no token replays ({error}); move it away, and `dllm-bench "
-            "figure NAME --run` records them again."
-        ) from error

@@ -148,15 +148,11 @@ def stored_texts(file: Path, vocab: int) -> list[TrainingText]:
     texts = []
     *lines, last = (files.stored_bytes(file) or b"").split(b"\n")
     for number, line in enumerate([*lines, last] if last.endswith(b"}") else lines, start=1):
-        try:
+        todo = f"give JSON with ids below {vocab}, and prompt, the number of the prompt's own ids"
+        with library_errors_named(f"Line {number} of {file} is no text of this model", todo):
             text = made_from(TrainingText, files.parse(line))
             if text.prompt > len(text.ids) or max(text.ids) >= vocab:
                 raise ValueError("an id or the prompt is too large")
-        except ValueError as error:
-            raise DllmBenchError(
-                f"Line {number} of {file} is no text of this model ({error}); give JSON with ids "
-                f"below {vocab}, and prompt, the number of those that are the prompt's."
-            ) from None
         texts.append(TrainingText(tuple(text.ids), text.prompt))
     return texts
 

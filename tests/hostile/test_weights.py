@@ -19,7 +19,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import sources
 from dllm_bench.models.filters import LearnedFilter
 from dllm_bench.models.load import inspect_checkpoint
-from dllm_bench.models.text import rust_panics_named
+from dllm_bench.models.text import library_errors_named
 from dllm_bench.store.groups import RunConfig
 from tests.helpers import CONFIGS, shard, tiny_checkpoint
 from tests.tiers import covering
@@ -130,6 +130,7 @@ DAMAGE: dict[str, tuple[Plant, str]] = {
     "empty index": (sharded(text(INDEX, "{}")), "has no weight_map of tensors"),
     "cut tokenizer": (text("tokenizer.json", '{"version"'), "cannot be read (JSONDecodeError"),
     "empty tokenizer": (text("tokenizer.json", "{}"), "cannot be read (KeyError: 'added_tok"),
+    "length as text": (text("tokenizer_config.json", '{"model_max_length": "x"}'), "encode a text"),
     "overflow": (weights(overflow), "gives logits that are NaN or infinite in float32"),
     "wrong mask": (config(mask_token_id=7), "mask_token_id=7, the tok"),
     "pickle": (pickled, "pickled weights only (pytorch_model.bin)"),
@@ -176,10 +177,8 @@ def test_a_pattern_that_the_tokenizers_library_gives_up_on_is_named() -> None:
     from tokenizers import Regex, pre_tokenizers
 
     slow = pre_tokenizers.Split(Regex(r"(x+x+)+y"), "isolated")
-    with (
-        pytest.raises(DllmBenchError, match="inside of the tokenizers library"),
-        rust_panics_named("Reading the prompt"),
-    ):
+    named = library_errors_named("The prompt cannot be read", "fetch the files again")
+    with pytest.raises(DllmBenchError, match=r"prompt cannot be read \(PanicException: "), named:
         slow.pre_tokenize_str("x" * 60)
 
 

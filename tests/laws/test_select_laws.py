@@ -240,7 +240,8 @@ def test_the_gap_is_that_of_the_answer(model) -> None:
 @pytest.mark.parametrize("position", ["exponential", "linear"])
 def test_calibration_without_surprise_goes_from_left_to_right(model, position, tmp_path) -> None:
     counts = tmp_path / "counts.json"
-    counts.write_text(json.dumps({"num_token": 100, "p_baseline_dict": {"5": 50}}))
+    right = {"num_token": 100, "p_baseline_dict": {"5": 50}}
+    counts.write_text(json.dumps(right))
     left = Calibrated(TokenCounts(str(counts)), 1.0, 1e-3, position)
     last = left._placed(torch.ones(1, 6), opened(torch.ones(1, 6, dtype=torch.bool), 4)[1])[0, 4:]
     assert position == "exponential" or last.tolist() == [1, 0.5], "a short block after another"
@@ -249,7 +250,8 @@ def test_calibration_without_surprise_goes_from_left_to_right(model, position, t
     assert same(decoded(model, WHOLE, **pieces), decoded(model, WHOLE, score=pieces["score"]))
     with pytest.raises(DllmBenchError, match="should have sha256 0000"):
         TokenCounts(str(counts), "0000")
-    for wrong in ({"num_token": 0}, {"p_baseline_dict": {"5": -1}}, {"p_baseline_dict": {"-5": 1}}):
-        counts.write_text(json.dumps({"num_token": 100, "p_baseline_dict": {"5": 50}, **wrong}))
+    wrong = {"num_token": 0}, {"p_baseline_dict": {"5": -1}}, {"p_baseline_dict": {"-5": 1}}
+    for text in ("[" * 100_000, *(json.dumps(right | one) for one in wrong)):
+        counts.write_text(text)
         with pytest.raises(DllmBenchError, match="There are no token counts.*above 0"):
             TokenCounts(str(counts))

@@ -447,7 +447,8 @@ def test_impossible_tables_are_refused(tokens: tuple[int, ...], rates: tuple[flo
             make()
 
 
-NO_PROFILES = ["{", "[]", '{"tokens": [1]}', '{"tokens": "12", "steps_per_s": "12"}']
+DEEP = pytest.param("[" * 100_000, id="deep")
+NO_PROFILES = [DEEP, "{", "[]", '{"tokens": [1]}', '{"tokens": "12", "steps_per_s": "12"}']
 INFINITE = '{"tokens": [1, Infinity], "steps_per_s": [1, 1]}'
 
 

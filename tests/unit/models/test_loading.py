@@ -116,6 +116,9 @@ def test_text_goes_both_ways(folder: Path) -> None:
         plain.encode([{"role": "user", "content": "w3"}])
     with pytest.raises(DllmBenchError, match="does not take these turns.*empty conversation"):
         chat.encode([])
+    chat.text.tokenizer.chat_template = "{{ 'a' * 2 ** 25 }}"
+    with pytest.raises(DllmBenchError, match="makes 33,554,432 characters"):
+        chat.encode([{"role": "user", "content": "w3"}])
     chat.text.tokenizer.add_tokens(["another"])
     with pytest.raises(DllmBenchError, match=f"'another'.* token {ROLES['mask'] + 1} .*'tiny' has"):
         chat.encode("w3 another")

@@ -107,6 +107,9 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"block_size": "7"}, "slots '7'"),
     ({"target_layer_ids": [0, 9]}, r"layers \[0, 9\] of"),
     ({"target_layer_ids": 1}, "value of another type"),
+    ({"rope_parameters": 5}, "value of another type"),
+    ({"num_attention_heads": 0}, "ZeroDivisionError"),
+    ({"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000"),
     ({"mask_token_id": 500}, "mask token 500 of"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
     ({"num_target_layers": 9}, "9 layers"),
@@ -246,7 +249,7 @@ def test_a_file_without_metadata_is_read(tmp_path: Path) -> None:
     learned = LearnedFilter(str(file))
     assert (learned.block, learned.metadata) == (16, FilterMetadata())
     learned.check_model("any", "w")
-    for header in ("{", "[]", '{"activation": ["relu"]}'):
+    for header in ("{", "[]", '{"activation": ["relu"]}', '{"gen_length": NaN}'):
         save_file(stored, file, {"filter": header})
         with pytest.raises(DllmBenchError, match="is no safetensors file of a filter"):
             LearnedFilter(str(file)).block  # noqa: B018
