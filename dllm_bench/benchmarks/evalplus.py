@@ -64,10 +64,9 @@ PROBLEM_SETS: Mapping[str, ProblemSet] = {
         for name, entry in read_yaml(Path(__file__).with_name("evalplus_sets.yaml")).items()
     },
 }
-FIELDS = (
-    "task_id", "prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol",
-)  # fmt: skip
-"""What prompts and grades read of a problem."""
+FIELDS = dict.fromkeys(("task_id", "prompt", "entry_point", "canonical_solution"), "text")
+FIELDS |= {"base_input": "list", "plus_input": "list", "atol": "number"}
+"""What prompts and grades read of a problem -> its kind, see `items.KINDS`."""
 CHAT, DIFFUCODER, INSTRUCT = "chat", "diffucoder", "instruct"
 TEMPLATES = (items.PLAIN, CHAT, DIFFUCODER, INSTRUCT)
 WORDING = TEXTS["evalplus"]

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 from dllm_bench.benchmarks.embedded import FrozenTask
 from dllm_bench.core.benchmark import Benchmark, Encode, Turns
-from dllm_bench.core.declared import Positive, Range
+from dllm_bench.core.declared import Amount, Count, Positive, Range, fits
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Likelihood, Option, Request
 from dllm_bench.paths import expanded
@@ -34,6 +34,8 @@ from dllm_bench.registry import RUNTIME
 Item = Mapping[str, Any]
 """One question with what is needed to grade its answer; has an `id`."""
 REPETITION_MARK = "#"
+KINDS = {"text": str, "texts": list[str], "list": list | dict, "number": Amount, "count": Count}
+"""Kinds of the fields of a data file's rows; MBPP+ has a dict in place of an empty list."""
 
 PLAIN = "plain"
 TEMPLATES: Mapping[str, tuple[bool, bool]] = {
@@ -207,25 +209,30 @@ def naming_file(file: Path) -> Iterator[None]:
     """Turn an error about the form of a file's rows, raised in the block, into a DllmBenchError."""
     try:
         yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except DllmBenchError:
+        raise
+    except Exception as error:  # data may be wrong in any way
         raise DllmBenchError(
             f"{file} has a row of another form than the published file "
             f"({type(error).__name__}: {error}); download it again."
         ) from None
 
 
-def require_fields(file: Path, rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> None:
-    """Raise DllmBenchError, naming file and row, if a row lacks one of the fields.
+def require_fields(file: Path, rows: Sequence[Item], fields: Mapping[str, str]) -> None:
+    """Raise DllmBenchError, naming file and row, if a row lacks a field, or has it in another kind.
 
-    Of "a or b" a row needs one of the two.
+    Of "a or b" a row needs one of the two. fields: name -> its kind, one of `KINDS`.
     """
     for number, row in enumerate(rows, 1):
         missing = [
-            name for name in names if all(row.get(one) is None for one in name.split(" or "))
+            name
+            for name, kind in fields.items()
+            if not any(fits(row.get(one), KINDS[kind]) for one in name.split(" or "))
         ]
         if missing:
             raise DllmBenchError(
-                f"Row {number} of {file} has no {', '.join(missing)}; download the file again."
+                f"Row {number} of {file} has no {', '.join(missing)}, or of another kind than the "
+                "published file; download the file again."
             )
 
 

@@ -36,6 +36,8 @@ LINES: dict[str, tuple[bytes, str]] = {
     "null": (b"null", "Line 2 of .*test.jsonl is a JSON NoneType"),
     "no answer": (b'{"question": "1+1?"}', "Row 2 of .*test.jsonl has no answer"),
     "null as an answer": (b'{"question": "?", "answer": null}', "Row 2 of .* has no answer"),
+    "a number as an answer": (b'{"question": "?", "answer": 5}', "Row 2 of .* has no answer"),
+    "half a character": (rb'{"question": "\ud800", "answer": "1"}', "has a row of another form"),
     "an empty object": (b"{}", "Row 2 of .*test.jsonl has no question, answer"),
 }
 
@@ -45,8 +47,9 @@ def test_a_wrong_line_is_named(name: str, tmp_path: Path) -> None:
     line, words = LINES[name]
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k" / "test.jsonl").write_bytes(GOOD + line + b"\n" + GOOD)
+    benchmark = lm_eval_benchmark("gsm8k", data_dir=str(tmp_path))
     with pytest.raises(DllmBenchError, match=words):
-        lm_eval_benchmark("gsm8k", data_dir=str(tmp_path)).dataset_hash()
+        benchmark.prompt(benchmark.items[0])
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class PublishedSet:
     read: Callable[[Path], list[Row]] | None = None
     number: str = ""
     numbers: Mapping[str, tuple[int, int]] | None = None
-    fields: Sequence[str] = ()
+    fields: Mapping[str, str] = field(default_factory=dict)
     partial_files: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self, file: Path) -> list[Row]:
@@ -72,7 +72,8 @@ class PublishedSet:
 
     def number_of(self, place: int, row: Row) -> Any:
         """Return the last part of an item's id."""
-        return self.number.format(i=place, **row) if self.number else row.get("number", place)
+        named = {**row, "i": place}
+        return self.number.format_map(named) if self.number else row.get("number", place)
 
     def has(self, split: str, number: Any) -> bool:
         """Return whether the item of a number belongs to a split of the file."""
@@ -224,7 +225,8 @@ def _dataset(
     elif shots_from:
         with suppress(DllmBenchError):  # their file may be absent
             examples = rows(source, shots_from, data_dir)[:DEFAULT_SHOTS]
-    return {"test": Dataset.from_list(chosen), SHOTS: Dataset.from_list(examples or chosen[:1])}
+    with naming_file(Path(data_dir or source)):
+        return {"test": Dataset.from_list(chosen), SHOTS: Dataset.from_list(examples or chosen[:1])}
 
 
 def _ignoring_unknown(function: Callable[..., Any]) -> Callable[..., Any]:
