@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import STRUCK, keep_out, strike_out, strike_out_of
 from dllm_bench.core.request import Request
+from dllm_bench.models.text import library_errors_named
 from dllm_bench.serving.served_model import ServedModel, encode
 
 if TYPE_CHECKING:
@@ -68,15 +69,17 @@ class Client:
         self.sleep: Callable[[float], object] = self.stopped.wait
         self.key, seats = model.key, model.concurrency
         keep_out(self.key)
-        self.http = httpx2.AsyncClient(
-            base_url=model.url.rstrip("/"),
-            headers={
-                "Accept-Encoding": "identity",  # so that sizes are limited as they are received
-                **({"Authorization": f"Bearer {self.key}"} if self.key else {}),
-            },
-            timeout=httpx2.Timeout(None, connect=CONNECT_S),  # limit of a whole try: see `_within`
-            limits=httpx2.Limits(max_connections=seats, max_keepalive_connections=seats),
-        )
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        headers["Accept-Encoding"] = "identity"  # so that sizes are limited as they are received
+        failed = "The environment's settings of proxies or certificates cannot be used"
+        todo = "correct HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
+        with library_errors_named(failed, todo):
+            self.http = httpx2.AsyncClient(
+                base_url=model.url.rstrip("/"),
+                headers=headers,
+                timeout=httpx2.Timeout(None, connect=CONNECT_S),  # of a whole try: see `_within`
+                limits=httpx2.Limits(max_connections=seats, max_keepalive_connections=seats),
+            )
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()

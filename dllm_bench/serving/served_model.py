@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 from dllm_bench.core.declared import CheckedFields, Range
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.models.text import library_errors_named
 from dllm_bench.registry import RUNTIME, register
 
 if TYPE_CHECKING:
@@ -62,10 +63,12 @@ class ServedModel(CheckedFields):
     def __post_init__(self) -> None:
         super().__post_init__()
         parts = urlsplit(self.url)
-        if parts.username or parts.password or parts.query:  # not shown, since a run stores the url
+        # not shown, since a run stores the url
+        if "@" in self.url or parts.query or parts.fragment:
             raise DllmBenchError(
-                f"model.url of {self.name!r} holds a user name, a password or a query; give the "
-                "plain address, and the key in an environment variable named by model.key_env."
+                f"model.url of {self.name!r} holds a user name, a password, a query or a '#'; "
+                "give the plain address, and the key in an environment variable named by "
+                "model.key_env."
             )
         if not ADDRESS.fullmatch(self.url) or not valid_port(parts):
             raise DllmBenchError(
@@ -79,13 +82,9 @@ class ServedModel(CheckedFields):
                 "(a request has one answer); set those instead (model.name, model.temperature, "
                 "seed, benchmark.…)."
             )
-        try:
+        failed = f"Model {self.name!r} has a model.body that JSON cannot hold"
+        with library_errors_named(failed, "give finite numbers"):
             json.dumps(dict(self.body), allow_nan=False)
-        except (ValueError, TypeError) as error:
-            raise DllmBenchError(
-                f"Model {self.name!r} has a model.body that JSON cannot hold ({error}); give "
-                "finite numbers."
-            ) from None
 
     @property
     def key(self) -> str | None:
@@ -94,9 +93,11 @@ class ServedModel(CheckedFields):
             return None
         key = os.environ.get(self.key_env)
         if not key:
+            # what is no usual name may be the key itself
+            named = self.key_env if self.key_env.isupper() else "that model.key_env names"
             raise DllmBenchError(
-                f"Model {self.name!r} takes its key from the environment variable {self.key_env}, "
-                "which is not set; export it, or set model.key_env=null for a server without keys."
+                f"Model {self.name!r} takes its key from the environment variable {named}, which "
+                "is not set; export it, or set model.key_env=null for a server without keys."
             )
         if not (key.isascii() and key.isprintable() and key.strip() == key):
             raise DllmBenchError(

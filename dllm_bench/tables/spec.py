@@ -10,8 +10,10 @@ read in `load`; hashes and states of runs are found in `plan`, numbers in `frame
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import isfinite
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
@@ -180,11 +182,11 @@ class TableMetric:
 
 
 def parse_number(text: str) -> float | None:
-    """Return the number in a text; None for a word."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    """Return the finite number in a text; None for a word, such as nan."""
+    with suppress(ValueError):
+        if isfinite(number := float(text)):
+            return number
+    return None
 
 
 @dataclass(frozen=True)

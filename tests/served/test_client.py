@@ -91,6 +91,8 @@ def test_a_warm_up_shares_no_prefix_with_what_is_measured() -> None:
         ({"url": "127.0.0.1:8000"}, "http://"),
         ({"url": f"http://me:{KEY}@host/v1"}, "model.key_env"),
         ({"url": f"http://host/v1?key={KEY}"}, "model.key_env"),
+        ({"url": f"http://host/v1#key={KEY}"}, "model.key_env"),
+        ({"url": f"me:{KEY}@host/v1"}, "model.key_env"),
         ({"concurrency": 0}, "concurrency 0"),
         ({"body": {"max_tokens": 3}}, "model.body.max_tokens"),
         ({"body": {"best_of": 2}}, "model.body.best_of"),
@@ -235,3 +237,8 @@ def test_a_key_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEST_KEY", raising=False)
     with pytest.raises(DllmBenchError, match="TEST_KEY, which is not set"):
         client("http://host/v1", key_env="TEST_KEY")
+    with pytest.raises(DllmBenchError, match="that model.key_env names, which is not set"):
+        client("http://host/v1", key_env=KEY)
+    monkeypatch.setenv("ALL_PROXY", f"unknown://me:{KEY}@host")
+    with pytest.raises(DllmBenchError, match=r"proxies .* URL\('unknown://me:\[secure]@host'"):
+        client("http://host/v1")

@@ -31,7 +31,7 @@ from dllm_bench.tables import load
 from dllm_bench.tables.frame import why_incomparable
 from dllm_bench.tables.load import REPORTED_TABLES, load_profile, load_table, names_of
 from dllm_bench.tables.plan import DO_NOT_FIT, CellState, PlannedCell, PlannedRun, cells_with_runs
-from dllm_bench.tables.spec import Cell, Instead, Profile, TableMetric
+from dllm_bench.tables.spec import Cell, Instead, Profile, TableMetric, parse_number
 from tests.tables.builders import HERE, TINY, queries_of, record_of, small_table, spec_of
 from tests.tables.builders import compose as made_up
 
@@ -147,6 +147,10 @@ def test_an_entry_applies_to_what_those_before_gave() -> None:
     asked = ("model=beta", "limit=5", "decoder.tau=1")
     assert profile.translate(asked) == ("model=tiny-alpha", "decoder.tau=2", "limit=5")
     assert profile.switched("p/t1", cell_of(*asked)) == ("decoder.tau=2",)
+
+
+def test_what_is_not_finite_is_no_number() -> None:
+    assert [*map(parse_number, ("-1e3", "nan", "inf", "x"))] == [-1000, None, None, None]
 
 
 def test_an_entry_may_be_for_some_tables() -> None:
