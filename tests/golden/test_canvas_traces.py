@@ -14,16 +14,7 @@ import torch
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.canvas import CanvasDecoder
-from tests.canvas import (
-    FULL,
-    NO_TOKEN,
-    SLIDING,
-    canvas_decoder,
-    published,
-    read_here,
-    scaled_apart,
-    tiny_canvas_model,
-)
+from tests import canvas
 from tests.golden.cases import Case, agreement, replayed
 from tests.helpers import Watched, noting
 
@@ -41,13 +32,14 @@ SETTINGS = {  # of transformers' generation configuration -> of the decoder here
 def watched(model: Any, eos: int | None) -> Watched:
     """Return a model with this end token, if any, that keeps its canvases."""
     found = Watched(model)
-    found.special = SpecialTokens(NO_TOKEN, NO_TOKEN if eos is None else eos, PAD)
+    found.special = SpecialTokens(canvas.NO_TOKEN, canvas.NO_TOKEN if eos is None else eos, PAD)
     return found
 
 
 def decoder_for(params: dict[str, Any]) -> CanvasDecoder:
     """Return the decoder with the numbers that `generate` was called with."""
-    return canvas_decoder(**{SETTINGS[key]: params[key] for key in SETTINGS.keys() & params.keys()})
+    given = {SETTINGS[key]: params[key] for key in SETTINGS.keys() & params.keys()}
+    return canvas.canvas_decoder(**given)
 
 
 def padded(generation: Generation, pad: int | None) -> list[int]:
@@ -82,7 +74,7 @@ def canvases_over_time(generation: Generation) -> list[list[int]]:
 def test_the_recorded_steps(case: Case) -> None:
     params, steps = case["params"], case["steps"]
     pad, plain = params.get("pad_token_id"), decoder_for(params)
-    model = watched(tiny_canvas_model(0, canvas=CANVAS), params["eos_token_id"])
+    model = watched(canvas.tiny_canvas_model(0, canvas=CANVAS), params["eos_token_id"])
     accept, seen = noting(plain.accept)
     request = Request("golden", tuple(case["prompt"]), params["max_new_tokens"], seed=case["seed"])
     generation = replace(plain, accept=accept).generate(model, request)
@@ -108,8 +100,8 @@ def test_the_recorded_steps(case: Case) -> None:
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {},
-    {"canvas": 8, "layers": (SLIDING, FULL), "window": 8},
-    {"canvas": 12, "layers": (SLIDING, FULL), "window": 32, "spread": 40},
+    {"canvas": 8, "layers": (canvas.SLIDING, canvas.FULL), "window": 8},
+    {"canvas": 12, "layers": (canvas.SLIDING, canvas.FULL), "window": 32, "spread": 40},
 )
 
 
@@ -120,10 +112,10 @@ def test_equals_the_librarys_generate(shape: dict[str, Any], heat: dict[str, flo
     """Of other shapes than the recorded one, with layers that are scaled differently."""
     from transformers.models.diffusion_gemma import generation_diffusion_gemma as library
 
-    theirs, prompt = scaled_apart(published(1, **shape)), [*range(3, 34)]
+    theirs, prompt = canvas.scaled_apart(canvas.published(1, **shape)), [*range(3, 34)]
     settings = {"max_denoising_steps": 12, "entropy_bound": 1.0, "confidence_threshold": 3.0}
     settings |= heat
-    model, decoder = read_here(theirs), decoder_for(settings)
+    model, decoder = canvas.read_here(theirs), decoder_for(settings)
     request = Request("one", tuple(prompt), 2 * model.canvas_length + 1, seed=5)
     ours = decoder.generate(watched(model, None), request)
     bound = library.EntropyBoundSamplerConfig(settings.pop("entropy_bound"))

@@ -14,22 +14,17 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs import rescore
 from dllm_bench.runs.runner import run
+from dllm_bench.store import store as stores
 from dllm_bench.store.lock import Lock
 from dllm_bench.store.record import WARNING, Session
 from dllm_bench.store.store import (
-    ASIDE,
     LOCK,
-    LOG,
     RECORD,
     SAMPLES,
     SESSIONS,
     SPEC,
-    RunState,
     Store,
-    read_head,
-    read_record,
     read_samples,
-    read_sessions,
     verify,
 )
 from dllm_bench.tables.plan import look_up
@@ -66,7 +61,7 @@ def flipped(content: bytes, seed: int) -> bytes:
 
 
 def content_of(folder: Path) -> tuple[object, ...]:
-    record, head = read_record(folder), read_head(folder)
+    record, head = stores.read_record(folder), stores.read_head(folder)
     assert record is not None and head is not None
     sessions = [json.loads(line) for line in (folder / SESSIONS).read_text().splitlines()]
     return record.to_json(), head.spec.to_plain(), head.total, read_samples(folder), sessions
@@ -104,7 +99,7 @@ def test_a_record_without_its_checksum_is_named_wherever_it_is_read(store: Store
         store.record(SPEC_N)
     assert "was changed" in look_up((), SPEC_N, store).reason
     (entry,) = store.entries()
-    assert entry.state is RunState.DAMAGED and "was changed" in entry.error
+    assert entry.state is stores.RunState.DAMAGED and "was changed" in entry.error
 
 
 def test_a_lost_end_of_the_only_session_is_named(store: Store) -> None:
@@ -129,7 +124,8 @@ def test_a_run_with_a_flipped_byte_goes_on_and_ends_as_if_nothing_had_been(store
         assert fakes.timeless(run(SPEC_N, store=store, deps=fakes.deps())) == fakes.timeless(first)
         (folder / RECORD).unlink()
         assert verify(folder) == []
-    assert (folder / (name + ASIDE)).exists() and "set aside" in (folder / LOG).read_text()
+    assert (folder / (name + stores.ASIDE)).exists()
+    assert "set aside" in (folder / stores.LOG).read_text()
 
 
 @pytest.mark.parametrize("line", [N - 1, 1])
@@ -162,7 +158,7 @@ def test_status_names_damaged_runs_and_lists_the_others(store, command) -> None:
         assert "Traceback" not in text
     assert "hardware.name" not in text, "a setting that all readable runs share"
     rows = {line.split()[0]: line for line in text.splitlines() if line}
-    assert f" {RunState.SEALED.value} " in rows[SPEC_N.short]
+    assert f" {stores.RunState.SEALED.value} " in rows[SPEC_N.short]
     assert all(" damaged " in rows[fakes.spec(n).short] for n in (5, 6, 7))
     assert "spec.json is damaged" in command("show", fakes.spec(6).short, code=2)
     assert "move it away" in text and "give the command that made the run again" in text
@@ -181,7 +177,7 @@ def test_samples_of_another_run_are_not_adopted(store: Store, checked: bool) -> 
     (folder / SAMPLES).write_text("".join(f"{line}\n" for line in lines))
     with store.open(other) as opened:
         assert opened.samples == {}
-    assert len((folder / (SAMPLES + ASIDE)).read_bytes().splitlines()) == N
+    assert len((folder / (SAMPLES + stores.ASIDE)).read_bytes().splitlines()) == N
 
 
 def test_a_damaged_session_keeps_the_numbers_of_the_others(store: Store) -> None:
@@ -196,7 +192,7 @@ def test_a_damaged_session_keeps_the_numbers_of_the_others(store: Store) -> None
         assert not store.share(SPEC_N, 1, session=0).samples, "what other shares have decoded"
         warned = Session(1.0, 2, {WARNING: "by design"})
         assert store.share(SPEC_N, 1, session=1).begin(warned) == 1
-    assert read_sessions(folder)[0][1] == warned, "of the process that decoded"
+    assert stores.read_sessions(folder)[0][1] == warned, "of the process that decoded"
 
 
 # --- the lock ------------------------------------------------------------------------------------

@@ -30,16 +30,9 @@ from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, LengthRule, Proposal, Sampler, VerifyLength
 from dllm_bench.core.trace import Forward
 from dllm_bench.decoding.speculative import FixedLength, GreedyMatch, Rejection, SpeculativeDecoder
+from dllm_bench.methods import drafting
 from dllm_bench.methods.causal_masks import BidirectionalDraft, StridedDraft
-from dllm_bench.methods.drafting import (
-    AdversarialDraft,
-    NGramDraft,
-    NoDraft,
-    RandomDraft,
-    StepProfile,
-    SurvivalThreshold,
-    Temperatures,
-)
+from dllm_bench.methods.drafting import StepProfile, SurvivalThreshold
 from dllm_bench.methods.trained_drafts import (
     AsynchronousLength,
     DDTree,
@@ -183,13 +176,13 @@ LAW_CASES: dict[str, tuple[Any, ...]] = {  # a rejection verifies the whole draf
     "rejection": (MOSTLY_0,),
     "one_token": (FromDistribution(1, (0.1, 0.2, 0.3, 0.4)),),
     "no_common_ground": (FromDistribution(3, (1.0, 0.0, 0.0, 0.0)),),
-    "greedy_draft": (NGramDraft(3, 2),),
+    "greedy_draft": (drafting.NGramDraft(3, 2),),
     "match": (MOSTLY_0, GreedyMatch()),
     "tree": (FixedTree(), GreedyMatch()),
     "cut_tree": (FixedTree(), GreedyMatch(), FixedLength(3)),
-    "none": (NoDraft(),),
-    "random": (RandomDraft(2),),
-    "adversarial": (AdversarialDraft(2),),
+    "none": (drafting.NoDraft(),),
+    "random": (drafting.RandomDraft(2),),
+    "adversarial": (drafting.AdversarialDraft(2),),
     "strided": (StridedDraft(2),),
     "bidirectional": (BidirectionalDraft(2),),
     "cut_by_survival": (Estimated(3, (0.4, 0.3, 0.2, 0.1)), Rejection(), SurvivalThreshold(0.5)),
@@ -306,7 +299,7 @@ def test_the_pieces_are_best_for_scaled_estimates(logits, scales, profile) -> No
     proposals = [Proposal(torch.zeros_like(z).long(), survival_D=z) for z in survival]
     divided = [np.array(z) / [*scales, 1.0, 1.0, 1.0][: len(z)] for z in logits]
     probabilities = [(1 / (1 + np.exp(-z))).tolist() for z in divided]
-    temperatures = Temperatures(tuple(scales))
+    temperatures = drafting.Temperatures(tuple(scales))
     two_ahead = AsynchronousLength(profile, temperatures).begin()
     for rule in (HardwareAwareLength(profile, temperatures), two_ahead, two_ahead, two_ahead):
         assert is_best(rule(proposals), probabilities, profile)

@@ -43,15 +43,8 @@ from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.models.acceleration import FixedShapeDenoiser
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import (
-    ROLES,
-    VOCAB,
-    Watched,
-    fed_causally,
-    load_denoiser,
-    tiny_checkpoint,
-    tiny_denoiser,
-)
+from tests import helpers
+from tests.helpers import VOCAB, Watched, fed_causally
 from tests.speculative import DRAFTERS, Chain, FromDistribution, write_drafter
 from tests.tiers import covering
 
@@ -90,7 +83,7 @@ MAKERS: dict[str, Callable[[Path], Draft]] = {
     "random": lambda folder: RandomDraft(3),
     "adversarial": lambda folder: AdversarialDraft(3),
     "model": lambda folder: ModelDraft(
-        SmallModelDrafter(str(tiny_checkpoint("qwen3", folder / "small", 7))), 3
+        SmallModelDrafter(str(helpers.tiny_checkpoint("qwen3", folder / "small", 7))), 3
     ),
     "strided": lambda folder: StridedDraft(3),
     "bidirectional": lambda folder: BidirectionalDraft(5),
@@ -141,9 +134,9 @@ def test_the_verified_length_does_not_change_the_text(draft, tokens, target) -> 
 
 def test_the_end_inside_of_a_block_ends_the_text(draft, folder, target) -> None:
     """Tokens of the plain text in turn are made the end token."""
-    model, plain = load_denoiser(folder / "target"), plain_text(target, PROMPTS[1], NEW)
+    model, plain = helpers.load_denoiser(folder / "target"), plain_text(target, PROMPTS[1], NEW)
     for end in {*plain[1::4]}:
-        model.special = SpecialTokens(mask=ROLES["mask"], eos=end)
+        model.special = SpecialTokens(mask=helpers.ROLES["mask"], eos=end)
         generation = speculative(draft).generate(model, Request("end", PROMPTS[1], NEW))
         wanted = plain[: plain.index(end) + 1]
         assert generation.ids == wanted
@@ -406,7 +399,7 @@ def test_a_block_that_is_right_is_committed_with_the_targets_own_token(tokens: i
 @pytest.mark.parametrize("shifted", [False, True])
 def test_a_block_sees_itself_and_the_causal_text_before_it(shifted: bool) -> None:
     """Drafts are those of one forward over the whole text, under a mask of that form."""
-    model, tokens = tiny_denoiser("nemotron_diffusion", 3), 4
+    model, tokens = helpers.tiny_denoiser("nemotron_diffusion", 3), 4
     model.attention_form, model.shifted = "causal", True  # as configured for this mode
     watched: Any = Watched(model)
     draft = BidirectionalDraft(tokens, shifted)

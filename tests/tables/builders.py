@@ -20,13 +20,7 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
 from dllm_bench.tables.frame import BuiltTable, build
 from dllm_bench.tables.load import load_table, parse_table
-from dllm_bench.tables.plan import (
-    PlannedCell,
-    PlannedRun,
-    Planner,
-    cells_with_runs,
-    distinct_runs,
-)
+from dllm_bench.tables.plan import PlannedCell, PlannedRun, Planner, cells_with_runs, distinct_runs
 from dllm_bench.tables.spec import PaperTable, Profile, Query
 from tests.sample_stats import record_of as record_of_samples
 from tests.sample_stats import sample, stored_sample

@@ -18,13 +18,7 @@ from dllm_bench.store.store import Store
 from dllm_bench.tables.derive import measure, measure_run, number_of, paired_scores
 from dllm_bench.tables.frame import BuiltTable, CellVerdict, Row, build
 from dllm_bench.tables.load import parse_table
-from dllm_bench.tables.plan import (
-    CellState,
-    PlannedCell,
-    PlannedRun,
-    cells_with_runs,
-    combined_run,
-)
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, cells_with_runs, combined_run
 from dllm_bench.tables.render import footer, measured_text
 from dllm_bench.tables.spec import Cell, TableMetric
 from tests.sample_stats import record_of as record_of_samples

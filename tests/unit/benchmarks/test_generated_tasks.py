@@ -13,20 +13,9 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import embedded as sentences
+from dllm_bench.benchmarks import embedded as shipped
 from dllm_bench.benchmarks import evalplus, prompts
-from dllm_bench.benchmarks.embedded import (
-    SPLIT_SIZE,
-    TEST,
-    TRAIN,
-    UNSEEN,
-    UNSEEN_SIZE,
-    FrozenTask,
-    GeneratedProblem,
-    GeneratedTask,
-    read_lines,
-    texts_file,
-)
+from dllm_bench.benchmarks.embedded import SPLIT_SIZE, TEST, TRAIN, UNSEEN, GeneratedTask
 from dllm_bench.benchmarks.lm_eval import task_file
 from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.benchmarks.tasks.text_scorers import FAMILIES, ParallelCase
@@ -42,7 +31,7 @@ from tests.benchmark_helpers import evalplus_benchmark, foreign, gold, lm_eval_b
 
 TEXTS = "texts"
 DRAWN = 40
-SIZES = {TRAIN: SPLIT_SIZE, TEST: SPLIT_SIZE, UNSEEN: UNSEEN_SIZE, TEXTS: TEXTS_OF_TASK}
+SIZES = {TRAIN: SPLIT_SIZE, TEST: SPLIT_SIZE, UNSEEN: shipped.UNSEEN_SIZE, TEXTS: TEXTS_OF_TASK}
 STORED = [name for name in TRAINED if name not in ENDLESS]
 FILES = [(name, split) for name in FROZEN_TASKS for split in splits_of(name)]
 FILES += [(name, TEXTS) for name in STORED]
@@ -52,7 +41,8 @@ KNOWN = read_yaml(Path(__file__).with_name("gold.yaml"))
 
 def stored(name: str, part: str) -> list[Any]:
     """Return the items of a split, or the training texts."""
-    return read_lines(texts_file(name) if part == TEXTS else FROZEN_TASKS[name].frozen_file(part))
+    file = shipped.texts_file(name) if part == TEXTS else FROZEN_TASKS[name].frozen_file(part)
+    return shipped.read_lines(file)
 
 
 def drawn(name: str, part: str, limit: int) -> list[Any]:
@@ -93,9 +83,9 @@ def test_no_held_out_prompt_is_trained_on_or_comes_twice() -> None:
 
 
 def test_no_sentence_of_the_test_split_is_shown_in_training() -> None:
-    train = [problem.prompt for problem in sentences.SENTENCES.problems("train", 500)]
-    held_out = sentences.pool("test")
-    assert len(held_out) > 400 and not set(held_out) & set(sentences.pool("train"))
+    train = [problem.prompt for problem in shipped.SENTENCES.problems("train", 500)]
+    held_out = shipped.pool("test")
+    assert len(held_out) > 400 and not set(held_out) & set(shipped.pool("train"))
     assert not [prompt for prompt in train if any(one in prompt for one in held_out)]
 
 
@@ -130,13 +120,13 @@ def test_another_seed_takes_other_texts_and_a_larger_count_more_of_them() -> Non
 
 
 def test_the_sentences_ship_with_their_licence() -> None:
-    licence = sentences.POOL.with_name("gsm8k_sentences.LICENSE").read_text()
+    licence = shipped.POOL.with_name("gsm8k_sentences.LICENSE").read_text()
     assert "MIT License" in licence and "OpenAI" in licence
 
 
 def test_a_stream_gives_distinct_prompts_by_its_seed_until_it_has_no_more(monkeypatch) -> None:
     monkeypatch.setattr("dllm_bench.benchmarks.embedded.MOST_REPEATS", 500)
-    letters = [GeneratedProblem(text, text, "", {}) for text in "abcdefgh"]
+    letters = [shipped.GeneratedProblem(text, text, "", {}) for text in "abcdefgh"]
     task = GeneratedTask("letters", lambda rng, split: (rng.choice(letters) for _ in count()))
     one, other = ([p.prompt for p in task.problems("train", 8, seed=seed)] for seed in (0, 1))
     assert set(one) == set(other) == set("abcdefgh") and one != other
@@ -166,7 +156,7 @@ def test_the_harness_asks_and_grades(name: str) -> None:
 
 def test_the_hash_of_a_benchmark_is_that_of_its_file_and_draws_no_item(monkeypatch) -> None:
     monkeypatch.setattr(GeneratedTask, "problems", lambda *_: pytest.fail("items were drawn"))
-    task = FrozenTask("minigsm")
+    task = shipped.FrozenTask("minigsm")
     assert task.items_hash(TEST) == hashlib.sha256(task.frozen_file().read_bytes()).hexdigest()
     assert task.items_hash(UNSEEN) not in (None, task.items_hash(TEST))
     assert task.items_hash(TRAIN) is None  # its items are hashed
