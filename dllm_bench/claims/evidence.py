@@ -163,14 +163,16 @@ def effect_of(claim: Claim, sides: Sides) -> Effect:
             f"Claim {claim.name} compares {claim.metric} of different machines "
             f"({', '.join(sorted(machines))}); make the runs of both sides on one."
         )
-    both = min(len(ours.draws), len(theirs.draws))
-    if both == 1 or not derive.are_paired(ours.items | theirs.items):
+    cells, sign = (ours.planned, theirs.planned), "minus" if claim.is_difference else "over"
+    metric = replace(cells[0].cell.metric, **{sign: cells[1].cell.keys})
+    compared = PlannedCell(replace(cells[0].cell, metric=metric), cells[0].run, cells)
+    draws = derive.number_of(compared)  # of the same items, whatever the seeds of the sides
+    if len(draws) == 1:
         raise DllmBenchError(
             f"Claim {claim.name} compares {claim.metric}, which has no interval by items here (its "
             "sides differ in items, or it is neither a mean nor a ratio of sums); choose another "
             "metric."
         )
-    draws = ours.draws - theirs.draws if claim.is_difference else ours.draws / theirs.draws
     is_ratio = not claim.is_difference
     if is_ratio and draws.min() <= 0:
         raise DllmBenchError(

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple, TypeVar
@@ -51,17 +51,17 @@ Items = tuple[str, tuple[str, ...]]  # name of the benchmark, ids
 
 
 class ResampledNumber(NamedTuple):
-    """A number with its resamples."""
+    """A number of one run with its resamples."""
 
     draws: Any
     """A numpy array: the value, then the number in each resample if it has any; NaN: undefined."""
-    items: frozenset[Items]
-    """What the resamples draw, by benchmark."""
+    items: Items
+    """What the resamples draw."""
 
 
 def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
     """Compute the number of a cell whose runs are sealed, and its interval if it has one."""
-    draws = number_of(planned).draws
+    draws = number_of(planned)
     return (None, None) if math.isnan(draws[0]) else (float(draws[0]), interval(planned, draws))
 
 
@@ -123,30 +123,28 @@ def paired_scores(ours: PlannedCell, theirs: PlannedCell) -> list[tuple[list[flo
     return pairs if all(accuracy.is_binary([*a, *b]) for a, b in pairs) else []
 
 
-def number_of(planned: PlannedCell) -> ResampledNumber:
-    """Compute the number of a cell whose runs are sealed, plain or derived."""
+def number_of(planned: PlannedCell) -> Any:
+    """Compute the number of a cell whose runs are sealed, plain or derived.
+
+    Returns an array as `ResampledNumber.draws`.
+    """
     import numpy as np
 
     seed = min((record.spec.seed for record in records_of(planned)), default=0)
     known = {id(c): _plain(c.run, c.cell.metric.definition, seed) for c in leaves_of(planned)}
-    items = frozenset().union(*(number.items for number in known.values()))
     compared = planned.cell.metric.is_compared and planned.parts
     if compared and len(timed_on(planned)) > 1:
-        return ResampledNumber(np.array([np.nan]), items)
+        return np.array([np.nan])
     is_one_run = compared and planned.parts[0].runs == planned.parts[1].runs
-    length = min(len(number.draws) for number in known.values())
-    if is_one_run or not are_paired(items):
-        length = 1
+    items = {number.items for number in known.values()}
+    # runs of a benchmark draw the same items only if they have the same ones
+    are_paired = len(items) == len({benchmark for benchmark, _ in items})
+    length = min(len(one.draws) for one in known.values()) if are_paired and not is_one_run else 1
     with np.errstate(all="ignore"):
         draws = _combined(planned, {key: one.draws[:length] for key, one in known.items()})
     if not np.isfinite(draws[0]):
-        return ResampledNumber(np.array([np.nan]), items)
-    return ResampledNumber(draws if np.isfinite(draws).all() else draws[:1], items)
-
-
-def are_paired(items: Set[Items]) -> bool:
-    """Return whether runs of these items draw equal ones wherever they share a benchmark."""
-    return len(items) == len({benchmark for benchmark, _ in items})
+        return np.array([np.nan])
+    return draws if np.isfinite(draws).all() else draws[:1]
 
 
 def _combined(planned: PlannedCell, known: Mapping[int, Any]) -> Any:
@@ -184,7 +182,7 @@ def _plain(run: PlannedRun, name: str, seed: int) -> ResampledNumber:
     import numpy as np
 
     record, value = run.record, _value(run, name)
-    alone = ResampledNumber(np.array([np.nan if value is None else value]), frozenset({("", ())}))
+    alone = ResampledNumber(np.array([np.nan if value is None else value]), ("", ()))
     if record is None or value is None:
         return alone
     if name == SCORE:
@@ -205,7 +203,7 @@ def _plain(run: PlannedRun, name: str, seed: int) -> ResampledNumber:
         if TableMetric(name, name, name).is_of_times:
             _, passes = _sums_by(map(repetition_of, record.columns["id"]), amounts)
             drawn = drawn * _second_measurement(passes[0] / passes[1], seed, record.identity_hash)
-    return ResampledNumber(np.concatenate([[value], drawn]), frozenset({(benchmark, ids)}))
+    return ResampledNumber(np.concatenate([[value], drawn]), (benchmark, ids))
 
 
 def _sums_by(keys: Iterable[Key], amounts: Any) -> tuple[tuple[Key, ...], Any]:

@@ -1,5 +1,4 @@
-"""The numbers of a table as rows of one frame: value, interval, resamples, reported value and
-verdict.
+"""The numbers of a table as rows of one frame: value, interval, reported value and verdict.
 
 `build` makes a pandas frame; files, pages, figures and findings are views of it. Every measured
 number is computed from sealed records, and every setting is read from the run's configuration.
@@ -24,7 +23,7 @@ from dllm_bench.metrics import definitions
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables import derive
 from dllm_bench.tables.cost import CostModel, MeasuredRuns
-from dllm_bench.tables.derive import Interval, Items
+from dllm_bench.tables.derive import Interval
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
 from dllm_bench.tables.spec import PaperTable, Profile, TableMetric, parse_number
 
@@ -132,8 +131,7 @@ def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[
     setting; reported value, delta to it, verdict; reason why there is no number or no comparison;
     disturbed, whether a timed run began on a busy machine; machine that a number was timed on,
     empty for one of no times; elsewhere, whether most of the table was timed on another one; runs,
-    curve of an area, draws (value and resamples as one array) with the items that they draw, and
-    planned, the cell with its runs.
+    curve of an area, and planned, the cell with its runs.
     """
     import pandas as pd
 
@@ -148,13 +146,13 @@ def frame_of(planned: Sequence[PlannedCell], profile: Profile, facets: Iterable[
 def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
     """Return one cell, measured from its runs' records and compared with the reported value."""
     cell, metric, state = planned.cell, planned.cell.metric, planned.run.state
-    draws, items, text, n = [nan], frozenset[Items](), "", 0
+    draws, text, n = [nan], "", 0
     status, reason, verdict = str(state), planned.run.reason, CellVerdict.NONE
     if state is CellState.SETTING:
         text, reason = _setting(planned)
         draws = [_number_in(text)]
     elif state is CellState.SEALED:
-        (draws, items), n = derive.number_of(planned), _samples_behind(planned)
+        draws, n = derive.number_of(planned), _samples_behind(planned)
         status, reason = (UNDEFINED, why_undefined(planned)) if isnan(draws[0]) else (MEASURED, "")
     value, is_measured = float(draws[0]), status == MEASURED
     ends = derive.interval(planned, draws) if is_measured else None
@@ -180,8 +178,6 @@ def _row(planned: PlannedCell, profile: Profile) -> dict[str, Any]:
         "machine": " and ".join(sorted(derive.timed_on(planned))) if is_measured else "",
         "runs": tuple(distinct_runs([planned])),
         "curve": derive.curve_of(planned) if is_measured and derive.has_curve(planned) else None,
-        "draws": draws,
-        "items": items,
         "planned": planned,
     }
 
@@ -218,7 +214,7 @@ def why_undefined(planned: PlannedCell) -> str:
             derive.curve_of(planned)
         except DllmBenchError as error:
             return str(error)
-    undefined = [part for part in planned.parts if isnan(derive.number_of(part).draws[0])]
+    undefined = [part for part in planned.parts if isnan(derive.number_of(part)[0])]
     if undefined and planned.cell.metric.area:
         return why_undefined(undefined[0])
     machines = sorted(derive.timed_on(planned))

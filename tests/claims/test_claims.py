@@ -161,7 +161,7 @@ def test_an_effect_worth_seeing_is_excluded_at_half_the_level(direction: str) ->
 
 
 def test_an_effect_and_its_interval_are_the_published_formulas() -> None:
-    """Of scores by Agresti and Min, half an item in each cell; of speeds by resampled items."""
+    """Of scores by Agresti and Min; of speeds by items drawn for both, whatever their seeds."""
     found, n = verdict(claim(SCORE), scores(30, 12, 100), [[FORWARDS] * 142] * 2).evidence, 142
     b, c = 30.5 / (n + 2), 12.5 / (n + 2)
     width = 1.959964 * ((b + c - (b - c) ** 2) / (n + 2)) ** 0.5
@@ -175,6 +175,9 @@ def test_an_effect_and_its_interval_are_the_published_formulas() -> None:
     low, high = np.quantile(sums_SR[1] / sums_SR[0], [0.025, 0.975])
     assert found and found.value == pytest.approx(forwards_SI[1].sum() / forwards_SI[0].sum())
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.12 * (high - low))
+    planned = cells(TPF, [[1.0] * 60] * 2, forwards_SI.tolist())
+    planned[0] = with_record(planned[0], spec=replace(SPEC, seed=1))
+    assert judge_claims([claim(TPF)], [planned], EMBEDDED)[0].evidence == found
 
 
 @pytest.mark.parametrize(
@@ -352,8 +355,7 @@ def test_an_average_of_no_difference_is_not_shown_by_the_larger_benchmark() -> N
         parts = []
         for name, right in sizes.items():
             part = cell(("ours", "theirs")[side], SCORE, right[side], [FORWARDS] * len(right[0]))
-            query = ["model=m", "decoder=d", f"benchmark={name}", "hardware=cpu"]
-            parts.append(with_record(part, spec=spec_of(compose(query))))
+            parts.append(with_record(part, spec=replace(SPEC, benchmark={"name": name})))
         planned.append(replace(parts[0], parts=tuple(parts)))
     found = judge_claims([claim(SCORE)], [planned], EMBEDDED)[0].evidence
     assert found and found.value == pytest.approx(0.0, abs=1e-9) and found.p_same > 0.5

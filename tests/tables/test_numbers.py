@@ -58,10 +58,9 @@ def row(planned: PlannedCell) -> Row:
     return next(build(table, FULL, [planned]).cells.itertuples())
 
 
-def planned_with(record: RunRecord, metric: TableMetric, name: str = "cell") -> PlannedCell:
+def planned_with(record: RunRecord, metric: TableMetric) -> PlannedCell:
     """Return a planned cell of a sealed run."""
-    found = {"spec": record.spec, "record": record, "folder": name}
-    run = PlannedRun(("model=alpha",), CellState.SEALED, **found)
+    run = PlannedRun(("model=alpha",), CellState.SEALED, spec=record.spec, record=record)
     return PlannedCell(Cell({}, metric, (), "", ()), run)
 
 
@@ -114,7 +113,7 @@ def test_samples_give_the_number_back(metric: str) -> None:
     """Entry 0 of an array is the data, and the others are resamples of it."""
     one = record("quiz", 11)
     measured = definitions.measure(metric, one.samples) if metric != "score" else None
-    value, *drawn = number_of(planned_with(one, TableMetric("m", "M", metric))).draws
+    value, *drawn = number_of(planned_with(one, TableMetric("m", "M", metric)))
     assert value == (100 * one.score.mean if measured is None else measured)
     assert np.mean(drawn) == pytest.approx(value, rel=0.01)
 
@@ -124,8 +123,7 @@ def test_pairing_narrows_the_interval_of_a_difference() -> None:
     delta = replace(SCORE, minus={"decoder": "x"})
     widths = []
     for other in ("quiz", "code"):  # the same items, other items
-        parts = [planned_with(record(b, r), SCORE, f"{b}{r}") for b, r in
-                 (("quiz", 20), (other, 22))]  # fmt: skip
+        parts = [planned_with(record(b, r), SCORE) for b, r in (("quiz", 20), (other, 22))]
         low, high = measure(with_parts(delta, *parts))[1]
         widths.append(high - low)
     assert widths[0] < widths[1] / 2
@@ -135,7 +133,7 @@ def test_runs_of_other_seeds_draw_the_same_items() -> None:
     """The average of equal runs is known no better than one of them, and their ratio exactly."""
     one = record_of_samples([sample(committed=10, forwards=2 + i % 5) for i in range(40)])
     two = replace(one, spec=replace(one.spec, seed=1), identity_hash="1" * 64)
-    parts = [planned_with(each, TPF, str(each.spec.seed)) for each in (one, two)]
+    parts = [planned_with(each, TPF) for each in (one, two)]
     assert measure(with_parts(TPF, *parts)) == measure(parts[0])
     _, ends = measure(with_parts(replace(TPF, over={"seed": "x"}), *parts))
     assert ends == (1.0, 1.0)
@@ -143,12 +141,9 @@ def test_runs_of_other_seeds_draw_the_same_items() -> None:
 
 def test_what_is_not_comparable_has_no_interval_and_a_ratio_to_zero_no_value() -> None:
     """Runs of one benchmark on other items, and a number against itself."""
-    one, other = (planned_with(record("quiz", r), SCORE, f"{r}") for r in (9, 12))
+    sizes = ((9, 40), (12, 40), (10, 30), (10, 40), (0, 40))
+    one, other, few, many, none = (planned_with(record("quiz", *size), SCORE) for size in sizes)
     assert paired_scores(with_parts(SCORE, one, other), one) == [], "an average and a run"
-    few, many, none = (
-        planned_with(record("quiz", right, n), SCORE, f"{right} of {n}")
-        for right, n in ((10, 30), (10, 40), (0, 40))
-    )
     other_items = row(with_parts(replace(SCORE, minus={"decoder": "x"}), few, many))
     assert other_items.value == pytest.approx(100 * (10 / 30 - 10 / 40))
     ratio = replace(SCORE, over={"decoder": "x"})
@@ -161,7 +156,7 @@ def test_what_is_not_comparable_has_no_interval_and_a_ratio_to_zero_no_value() -
 
 
 def test_formulas_nest() -> None:
-    parts = [planned_with(record("quiz", right), SCORE, str(right)) for right in (9, 12, 20, 33)]
+    parts = [planned_with(record("quiz", right), SCORE) for right in (9, 12, 20, 33)]
     values = [measure(part)[0] for part in parts]
     averages = [with_parts(SCORE, *parts[:2]), with_parts(SCORE, *parts[2:])]
     gain = with_parts(replace(SCORE, over={"d": "x"}, gain=True), *averages)
@@ -230,8 +225,7 @@ def test_times_from_a_busy_machine_are_marked_and_counts_are_not(tmp_path, monke
         built = sealed(tmp_path / str(load))
         tps, score = (of_s1(built, name) for name in ("tps_max", "score"))
         assert measured_text(tps).endswith("†") is marked and not measured_text(score).endswith("†")
-        said = [line for _, lines in footer(built) for line in lines if "load average" in line]
-        assert bool(said) is marked
+        assert any("load average" in line for _, said in footer(built) for line in said) is marked
 
 
 TOKENS, ITEMS, PASSES = 64, 12, 5
@@ -300,7 +294,7 @@ def test_repetitions_of_an_equal_text_prove_no_more_than_one() -> None:
 def ratio(ours: RunRecord, theirs: RunRecord) -> PlannedCell:
     """Return the speed-up of one run over another."""
     tps = TableMetric("", "TPS", "tps/e2e")
-    sides = (planned_with(one, tps, one.identity_hash) for one in (ours, theirs))
+    sides = (planned_with(one, tps) for one in (ours, theirs))
     return with_parts(replace(tps, over={"decoder": "plain"}), *sides)
 
 
