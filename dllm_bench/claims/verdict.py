@@ -44,6 +44,8 @@ POWER = 0.8
 """Chance to see the smallest effect worth seeing, with the items that are planned."""
 SAME_RUNS = "the profile maps both sides to the same runs."
 COMMAND = "dllm-bench claims"
+IN_ONE_RUN = "speedup/baseline"
+"""The metric of times whose two sides alternate in the same run."""
 FEWEST_TRAININGS = 6
 """Trainings of what is compared that a claim about training needs."""
 
@@ -252,22 +254,24 @@ def _bar(
 
     Not settled and no reason if nothing does.
     """
-    found = (ClaimVerdict.NOT_SETTLED, "")
     if is_about_training(claim, trained[0]) and len(trained) < FEWEST_TRAININGS:
         number = "one training" if len(trained) == 1 else f"{len(trained)} trainings"
         why = f"{number} of what is compared; {FEWEST_TRAININGS} are needed."
         return ClaimVerdict.TOO_FEW, why
-    if one_token is None:
-        return found
-    for one in trained:
-        loss = loss_of_baseline(one, one_token)
+    losses = [loss_of_baseline(one, one_token) for one in trained] if one_token else []
+    for loss in losses:
         if loss is None:
             why = "no one-token decoding of the baseline's model on these items is stored."
             return ClaimVerdict.UNCHECKED, why
         if loss > DEFAULT_POINTS:
             why = f"one token per forward scores {loss:.1f} points above the baseline."
             return ClaimVerdict.IMPAIRED, why
-    return found
+    is_timed = trained[0].ours.planned.cell.metric.is_of_times and claim.metric != IN_ONE_RUN
+    passes = {record.spec.repeats for side in trained[0] for record in records_of(side.planned)}
+    if is_timed and 1 in passes and not claim.trainings:
+        why = "one pass does not show how passes differ; make the runs again with --passes 5."
+        return ClaimVerdict.UNTESTABLE, why
+    return ClaimVerdict.NOT_SETTLED, ""
 
 
 def is_about_training(claim: Claim, sides: Sides) -> bool:
