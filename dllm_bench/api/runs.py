@@ -438,8 +438,8 @@ def titles(records: Sequence[RunRecord]) -> list[str]:
 def score_line(first: RunRecord, second: RunRecord) -> str:
     """Return the difference of two runs' scores on shared samples, with its test and verdict."""
     names = f"{first.spec.short} and {second.spec.short}"
-    if not (first.values and second.values) and shared_ids([first, second]):
-        return f"{names}: no score, since nothing is graded in one of them or in both"
+    if not first.values.keys() & second.values.keys() and shared_ids([first, second]):
+        return f"{names}: no score, since nothing is graded in both"
     result = accuracy.compare(first.values, second.values)
     verdict = "the runs differ" if result.differs else "no difference is shown"
     known = "contains 0" if result.low <= 0 <= result.high else "has no width"

@@ -77,8 +77,9 @@ def test_comparison_speaks_of_shared_samples_and_calls_no_difference_without_gro
     clear = str(RunComparison((record([1.0] * 20), record([0.0] * 20))))
     assert "the runs differ (McNemar's exact test, p = 1.91e-06)" in clear
     columns = record([1.0, 0.0]).columns
-    none = replace(record([1.0, 0.0]), columns={**columns, "value": [None, None]})
-    assert "no score, since nothing is graded" in str(RunComparison((none, none)))
+    for values in ([None, None], [None, None]), ([1.0, None], [None, 1.0]):
+        sides = [replace(record([1.0, 0.0]), columns={**columns, "value": one}) for one in values]
+        assert "no score, since nothing is graded" in str(RunComparison(tuple(sides)))
     shares = str(RunComparison((record([0.5, 0.6] * 10), record([0.4] * 20))))
     assert "the runs differ (the interval of paired resamples excludes 0)" in shares
 
