@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import NamedTuple
 
-from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.claims.spec import Claim, Keys
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import accuracy
@@ -140,11 +139,7 @@ def only_half(planned: PlannedCell, half: int | None) -> PlannedCell:
 
 
 def _half_of(record: RunRecord, half: int) -> RunRecord:
-    items = sorted({item_id_of(key) for key in record.columns["id"]})
-    kept = set(items[half::2])
-    places = [i for i, key in enumerate(record.columns["id"]) if item_id_of(key) in kept]
-    columns = {name: [column[i] for i in places] for name, column in record.columns.items()}
-    part = replace(record, columns=columns)
+    part = record.of_items(set(sorted(set(record.item_ids))[half::2]))
     return replace(part, score=accuracy.mean_score(list(part.values.values())))
 
 
@@ -157,7 +152,7 @@ def effect_of(claim: Claim, sides: Sides) -> Effect:
 
     ours, theirs = sides
     if claim.is_difference and (scores := derive.paired_scores(ours.planned, theirs.planned)):
-        return _in_points(accuracy.paired_shares(scores))
+        return accuracy.paired_shares(scores, PERCENT)
     if len(machines := derive.timed_on(ours.planned) | derive.timed_on(theirs.planned)) > 1:
         raise DllmBenchError(
             f"Claim {claim.name} compares {claim.metric} of different machines "
@@ -180,7 +175,7 @@ def effect_of(claim: Claim, sides: Sides) -> Effect:
             "resamples; choose another metric."
         )
     records = records_of(ours.planned)
-    items = sum(len(set(map(item_id_of, record.columns["id"]))) for record in records)
+    items = sum(record.items for record in records)
     place, *spread = np.log(draws) if is_ratio else draws
     if np.ptp(spread) <= 1e-12:
         raise DllmBenchError(
@@ -235,12 +230,6 @@ def trained_parts(row: Row) -> set[str]:
     return heads | {str(spec.inputs.get("weights")) for spec in specs}
 
 
-def _in_points(shares: Effect) -> Effect:
-    """Convert an effect of shares to points."""
-    scaled = ("value", "low", "high", "error", "centre")
-    return replace(shares, **{name: PERCENT * getattr(shares, name) for name in scaled})
-
-
 # --- the best one-token decoding -----------------------------------------------------------------
 
 
@@ -279,8 +268,8 @@ def loss_of_baseline(sides: Sides, one_token: RecordsBeside) -> float | None:
     """Return by how many points the best one-token decoding of the baseline's model is better than
     the baseline, averaged over benchmarks, on the items that both graded; None if none is stored.
     """
-    found = [(leaf.run.record, leaf.run.folder) for leaf in derive.leaves_of(sides.theirs.planned)]
-    runs = [(record, folder) for record, folder in found if record]
+    leaves = derive.leaves_of(sides.theirs.planned)
+    runs = [(leaf.run.record, leaf.run.folder) for leaf in leaves if leaf.run.record]
     if any(is_speculative(record) for record, _ in runs):
         return 0.0
     compared = [list(_losses(record, one_token(folder))) for record, folder in runs]

@@ -100,8 +100,7 @@ class Findings:
         """Return a claim's sentence, verdict, effect, items, reason and name."""
         name, verdict, effect, n, _, why = one.row
         sentence = f"{one.claim.sentence} ({one.claim.stands.partition(', ')[2]})"
-        why = f"{why} {one.claim.remark}".rstrip()
-        return sentence, verdict, effect, n, why, name
+        return sentence, verdict, effect, n, f"{why} {one.claim.remark}".rstrip(), name
 
     @property
     def counts(self) -> str:

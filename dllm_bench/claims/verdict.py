@@ -375,9 +375,10 @@ def items_needed(claim: Claim, evidence: Effect, runs: int, level: float) -> int
     equal = claim.direction is Direction.EQUAL
     tails = ndtri(1 - level / 2)
     power = ndtri((1 + POWER) / 2 if equal else POWER)
-    if evidence.discordant is not None:
+    if evidence.pairs:
         share = claim.margin / 100
-        discordant = max((evidence.discordant * evidence.n + 1) / (evidence.n + 2), share)
+        differing = sum(gained + lost for _, gained, lost in evidence.pairs)
+        discordant = max((differing + 1) / (evidence.n + 2), share)
         rest = discordant if equal else discordant - share**2
         compared = ((tails * math.sqrt(discordant) + power * math.sqrt(rest)) / share) ** 2
     elif evidence.error == 0 or claim.trainings:

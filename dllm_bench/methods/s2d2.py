@@ -303,8 +303,7 @@ class InOrder(Select):
     @property
     def gives(self) -> Conditions:
         """One token per forward, if the number is 1."""
-        one = self.number == 1
-        return holding({Condition.NEVER_STALLS: True, Condition.ONE_PER_FORWARD: one})
+        return holding({Condition.NEVER_STALLS: True, Condition.ONE_PER_FORWARD: self.number == 1})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         return first_masks(window.eligible_KW, self.number)

@@ -59,7 +59,9 @@ class Effect:
     centre: float = 0.0  # estimate used by the tests: value, its logarithm, Agresti and Min's
     freedom: float = inf  # degrees of freedom of the tests
     is_ratio: bool = False
-    discordant: float | None = None  # share of items that exactly one side has right, if known
+    pairs: Sequence[tuple[int, int, int]] = ()  # of right/wrong scores, by benchmark: items, and
+    # those that only ours, only theirs has right
+    unit: float = 1.0  # what a share of 1 is in value, low, high, error and centre
 
     @property
     def differs(self) -> bool:
@@ -79,8 +81,11 @@ class Effect:
 
     def p_below(self, value: float) -> float:
         """Return the one-sided p-value of a true effect of at least `value`."""
+        from scipy.special import ndtr
         from scipy.stats import t
 
+        if self.pairs:
+            return float(ndtr(score_of_pairs(self.pairs, value / self.unit)))
         distance = self._at(value) - self.centre
         if self.error == 0:
             return 1.0 if distance <= 0 else 0.0
@@ -106,18 +111,13 @@ def mean_score(values: Sequence[float], *, seed: int = 0) -> MeanScore | None:
     if not values:
         return None
     if is_binary(values):
-        ends, method = wilson(int(sum(values)), len(values)), "wilson"
+        ends, method = wilson(fmean(values), len(values)), "wilson"
     else:
         ends, method = bootstrap(values, seed), "bootstrap"
     return MeanScore(fmean(values), *ends, len(values), method)
 
 
-def wilson(successes: int, n: int) -> tuple[float, float]:
-    """Return the Wilson interval of successes / n."""
-    return wilson_of_share(successes / n, n)
-
-
-def wilson_of_share(share: float, n: float) -> tuple[float, float]:
+def wilson(share: float, n: float) -> tuple[float, float]:
     """Return the Wilson interval of a share of n events."""
     from scipy.special import ndtri  # `scipy.stats` takes a second to import
 
@@ -133,16 +133,19 @@ def wilson_of_clusters(happened: Sequence[float], of: Sequence[float]) -> tuple[
     happened, of: counts by sample, or their means over repetitions; `of` must not be all 0. The
     number of events is replaced by the number of independent events that would give the same
     variance of the ratio over samples, at most the true number (Kish's effective size in Wilson's
-    formula, one of the methods that Franco et al. 2019 compare).
+    formula, one of the methods that Franco et al. 2019 compare). Without variance it is replaced by
+    the number of samples.
     """
     pairs = [pair for pair in zip(happened, of, strict=True) if pair[1]]
     n, samples = float(sum(of)), len(pairs)
     share = sum(happened) / n
     spread = sum((top - share * bottom) ** 2 for top, bottom in pairs)
-    if samples > 1 and spread > 0 and n > 1:
+    if samples > 1 and spread == 0:  # nothing shows how events of a sample are correlated
+        n = min(n, samples)
+    elif samples > 1 and n > 1:
         alone, alike = share * (1 - share) / (n - 1), samples / (samples - 1) * spread / n**2
         n = min(n, n * alone / alike)
-    return wilson_of_share(share, n)
+    return wilson(share, n)
 
 
 def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
@@ -199,11 +202,14 @@ def mcnemar(only_ours: int, only_theirs: int) -> float:
     return min(1.0, 2 * float(bdtr(fewer, only_ours + only_theirs, 0.5)))
 
 
-def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Effect:
+def paired_shares(
+    benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]], unit: float = 1.0
+) -> Effect:
     """Return the difference of two shares of right answers, ours - theirs, averaged over
     benchmarks.
 
-    benchmarks: right/wrong values of equal items, (ours, theirs) for each.
+    benchmarks: right/wrong values of equal items, (ours, theirs) for each. unit: what a share of 1
+    is in the result, 100 for points.
 
     The interval is that of Agresti and Min (2005): half an item is added to each cell of the table
     of pairs, so that it stays wide if no item differs. The p-value is that of McNemar's exact test,
@@ -215,7 +221,7 @@ def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]])
     for ours, theirs in benchmarks:
         gains = [own - other for own, other in zip(ours, theirs, strict=True)]
         counts.append((len(gains), sum(one > 0 for one in gains), sum(one < 0 for one in gains)))
-    share = 1 / len(counts)
+    share = unit / len(counts)
     centre = share * sum((gained - lost) / (n + 2) for n, gained, lost in counts)
     variance = sum(
         (gained + lost + 1 - (gained - lost) ** 2 / (n + 2)) / (n + 2) ** 2
@@ -226,14 +232,32 @@ def paired_shares(benchmarks: Sequence[tuple[Sequence[float], Sequence[float]]])
     items, gained, lost = (sum(column) for column in zip(*counts, strict=True))
     return Effect(
         share * sum((gained - lost) / n for n, gained, lost in counts),
-        max(centre - width, -1.0),
-        min(centre + width, 1.0),
+        max(centre - width, -unit),
+        min(centre + width, unit),
         items,
         mcnemar(gained, lost) if len(counts) == 1 else None,
         error=error,
         centre=centre,
-        discordant=(gained + lost) / items,
+        pairs=counts,
+        unit=unit,
     )
+
+
+def score_of_pairs(pairs: Sequence[tuple[int, int, int]], difference: float) -> float:
+    """Return the standardised distance of an observed difference of paired shares from a true one.
+
+    pairs: by benchmark, see `Effect`. The variance is that under the true difference (Tango 1998):
+    the observed one is too small where few items differ, and all of them in one direction.
+    """
+    variance = 0.0
+    for n, gained, lost in pairs:
+        # the most probable share of items that only theirs has right, given the difference
+        b = (2 * n - gained + lost) * difference - gained - lost
+        c = -lost * difference * (1 - difference)
+        only_theirs = (sqrt(max(b**2 - 8 * n * c, 0.0)) - b) / (4 * n)
+        variance += (2 * only_theirs + difference * (1 - difference)) / n
+    distance = fmean((gained - lost) / n for n, gained, lost in pairs) - difference
+    return distance * len(pairs) / sqrt(variance) if variance > 0 else 0.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -352,8 +352,7 @@ def ends(finish: str, is_cut: bool) -> dict[str, int]:
 
     A server reports "stop" for an end token and for a stop string alike.
     """
-    stopped = is_cut or finish != "length"
-    return {"length": 0, **({"stop": 0} if stopped else {})}
+    return {"length": 0, **({"stop": 0} if is_cut or finish != "length" else {})}
 
 
 # --- the session of a run -------------------------------------------------------------------------

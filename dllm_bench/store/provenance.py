@@ -116,8 +116,7 @@ def _hashes(root: Path, untracked: Sequence[str]) -> str:
 
 def _code_files(root: Path, *arguments: str) -> list[str]:
     """Return the names of code files that a command of git lists, sorted."""
-    names = _git(root, *arguments, "-z", "--", *CODE) or ""
-    return sorted(filter(None, names.split("\0")))
+    return sorted(filter(None, (_git(root, *arguments, "-z", "--", *CODE) or "").split("\0")))
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -12,11 +12,11 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from html import escape
-from itertools import chain
+from itertools import chain, compress
 from statistics import fmean
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_origin, get_type_hints
@@ -238,6 +238,12 @@ class RunRecord:
     def item_ids(self) -> list[str]:
         """The item of each sample."""
         return list(map(item_id_of, self.columns["id"]))
+
+    def of_items(self, items: Set[str]) -> RunRecord:
+        """Return the record with only the samples of these items; score and summary stay."""
+        kept = [item in items for item in self.item_ids]
+        columns = {name: list(compress(column, kept)) for name, column in self.columns.items()}
+        return replace(self, columns=columns)
 
     @property
     def items(self) -> int:

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import compress
 from statistics import fmean
 from typing import Any
 
@@ -97,11 +96,9 @@ def first_items(record: RunRecord, limit: int | None) -> RunRecord:
     """
     if limit is None or limit >= record.items:
         return record
-    items = set(list(dict.fromkeys(record.item_ids))[:limit])
-    kept = [item in items for item in record.item_ids]
-    columns = {name: list(compress(column, kept)) for name, column in record.columns.items()}
+    part = record.of_items(set(list(dict.fromkeys(record.item_ids))[:limit]))
     spec = replace(record.spec, limit=limit)
-    return replace(record, spec=spec, columns=columns, **_summary(columns, spec.seed))
+    return replace(part, spec=spec, **_summary(part.columns, spec.seed))
 
 
 def _summary(columns: Mapping[str, list], seed: int) -> dict[str, Any]:

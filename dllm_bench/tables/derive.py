@@ -91,8 +91,8 @@ def interval(planned: PlannedCell, draws: Any) -> Interval | None:
         return None
     is_difference = metric.is_score and metric.minus
     if is_difference and (scores := paired_scores(*planned.parts)):
-        found = accuracy.paired_shares(scores)
-        return PERCENT * found.low, PERCENT * found.high
+        found = accuracy.paired_shares(scores, PERCENT)
+        return found.low, found.high
     low, high = ends_of(draws)
     return None if low == high and is_difference else (low, high)
 

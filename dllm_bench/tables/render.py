@@ -472,8 +472,7 @@ def _passes_lines(built: BuiltTable) -> list[str]:
     with_interval = built.cells.planned[built.cells.low.notna()]
     timed = distinct_runs(one for one in with_interval if one.cell.metric.is_of_times)
     passes = sorted({run.spec.repeats for run in timed if run.spec} - {1})
-    counts = " or ".join(map(str, passes))
-    return [WORDS["passes"].format(counts=counts)] if passes else []
+    return [WORDS["passes"].format(counts=" or ".join(map(str, passes)))] if passes else []
 
 
 @lru_cache(maxsize=1)  # several formats show it

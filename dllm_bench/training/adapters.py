@@ -230,8 +230,7 @@ def _drawn(rng: torch.Generator, count: int, length: int, block: int) -> Tensor:
     ratio = 1 / block + (1 - 1 / block) * torch.rand(shape, generator=rng)
     drawn = torch.rand(count, length // block, block, generator=rng) < ratio
     behind = torch.arange(block) >= cut
-    masked = torch.where(kind < ALL_MASKED + CUT, behind, drawn) | (kind < ALL_MASKED)
-    return masked.flatten(1)
+    return (torch.where(kind < ALL_MASKED + CUT, behind, drawn) | (kind < ALL_MASKED)).flatten(1)
 
 
 def seen(batch: MaskedBatch, block: int) -> Tensor:

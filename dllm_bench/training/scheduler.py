@@ -167,8 +167,7 @@ def drafter_identity(spec: RunSpec) -> dict[str, Any]:
             f"Run {spec.short} has no speculative decoder; name runs of a drafter with a "
             "confidence head (decoder=dspark)."
         )
-    identity = split({"decoder": spec.decoder})[Role.IDENTITY]
-    return dict(setting_in(identity, "decoder.draft"))
+    return dict(setting_in(split({"decoder": spec.decoder})[Role.IDENTITY], "decoder.draft"))
 
 
 def observed_halves(entry: RunEntry) -> tuple[list[ObservedDraft], list[ObservedDraft]]:

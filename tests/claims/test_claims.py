@@ -325,8 +325,8 @@ def test_holm_corrects_the_smallest_p_value_most() -> None:
 
 
 RATIO = Effect(1.1, 1.0, 1.2, 60, error=0.05, is_ratio=True)
-POINTS = Effect(1.0, -2.0, 4.0, 58, discordant=0.3)
-PAIRS = 18.4 / 60  # discordant, with half an item in each cell
+POINTS = Effect(1.0, -2.0, 4.0, 58, pairs=[(58, 9, 8)])
+PAIRS = 18 / 60  # discordant, with half an item in each cell
 PER_ITEM = 0.05**2 * 60
 
 

@@ -82,6 +82,17 @@ def test_no_verdict_for_or_against_is_false_in_more_than_a_twentieth_of_the_fami
     assert all(times <= 0.05 * draws for times in false.values()), false
 
 
+@pytest.mark.parametrize(("n", "margin"), [(60, 5.0), (150, 2.0)])
+def test_few_items_that_differ_in_one_direction_hide_no_loss(n: int, margin: float) -> None:
+    rng, draws, false = np.random.default_rng(2030), 500, 0
+    claims = [claim(SCORE, "equal", printed=(90.0, 90.0 - 2 * margin))] * TEXTS
+    for _ in range(draws):
+        lost = (rng.binomial(n, margin / 100) for _ in claims)
+        found = verdicts(claims, [cells_of_pairs(0, int(k), n - int(k)) for k in lost])
+        false += ClaimVerdict.CONFIRMED in found
+    assert false <= 0.05 * draws, false
+
+
 @pytest.mark.parametrize("draws", SPEED_DRAWS)
 def test_equal_speed_is_rarely_called_faster_and_a_gain_worth_seeing_rarely_denied(draws) -> None:
     rng, false = np.random.default_rng(2027), {"gain": 0, "denial": 0}

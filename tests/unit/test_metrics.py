@@ -174,8 +174,8 @@ def test_drafts_by_hand() -> None:
     assert {name: measure(name, [FIRST, SECOND]) for name in OF_ROUNDS} == pytest.approx(OF_ROUNDS)
     names = [*SECTIONS["acceptance"], "round_ms"]
     assert all(measure(name, [drafted([], verify_s=1.0)]) is None for name in names)
-    assert interval("acceptance/survival@2", [FIRST, SECOND]) == pytest.approx(wilson(1, 3))
-    assert interval("acceptance/conditional@2", [FIRST, SECOND]) == pytest.approx(wilson(1, 2))
+    assert interval("acceptance/survival@2", [FIRST, SECOND]) == pytest.approx(wilson(1 / 3, 3))
+    assert interval("acceptance/conditional@2", [FIRST, SECOND]) == pytest.approx(wilson(1 / 2, 2))
     assert interval("acceptance/conditional@4", [FIRST, SECOND]) is None
 
 
@@ -424,9 +424,11 @@ def test_wilson_against_published_values() -> None:
 
 
 def test_events_of_one_sample_alone_are_wilsons() -> None:
-    assert wilson_of_clusters([1] * 81 + [0] * 182, [1] * 263) == pytest.approx(wilson(81, 263))
-    assert wilson_of_clusters([3, 0], [3, 0]) == pytest.approx(wilson(3, 3)), "one sample"
-    assert wilson_of_clusters([4, 5], [4, 5]) == pytest.approx(wilson(9, 9)), "no spread"
+    assert wilson_of_clusters([1] * 81 + [0] * 182, [1] * 263) == pytest.approx(
+        wilson(81 / 263, 263)
+    )
+    assert wilson_of_clusters([3, 0], [3, 0]) == pytest.approx(wilson(3 / 3, 3)), "one sample"
+    assert wilson_of_clusters([4, 5], [4, 5]) == pytest.approx(wilson(2 / 2, 2)), "no spread"
 
 
 def test_an_interval_of_clusters_holds_as_often_as_it_says() -> None:
@@ -435,7 +437,10 @@ def test_an_interval_of_clusters_holds_as_often_as_it_says() -> None:
     for _ in range(400):
         shares = [rng.betavariate(3, 1) for _ in range(40)]
         right = [sum(rng.random() < share for _ in range(20)) for share in shares]
-        ends = {"clusters": wilson_of_clusters(right, [20] * 40), "rounds": wilson(sum(right), 800)}
+        ends = {
+            "clusters": wilson_of_clusters(right, [20] * 40),
+            "rounds": wilson(sum(right) / 800, 800),
+        }
         for name, (low, high) in ends.items():
             held[name] += low < 0.75 < high
     assert 0.92 < held["clusters"] / 400 < 0.98 and held["rounds"] / 400 < 0.8
@@ -458,7 +463,15 @@ def test_fractional_scores_get_a_seeded_bootstrap() -> None:
 def test_shares_of_pairs_have_a_width_where_no_pair_differs() -> None:
     equal = paired_shares([([1.0] * 58 + [0.0] * 2, [1.0] * 58 + [0.0] * 2)])
     assert (equal.low, equal.value, equal.high) == pytest.approx((-1.96 / 62, 0, 1.96 / 62), 1e-4)
-    assert paired_shares([([1.0, 1.0] + [0.0] * 18, [0.0] * 20)]).discordant == 0.1
+    assert paired_shares([([1.0, 1.0] + [0.0] * 18, [0.0] * 20)]).pairs == [(20, 2, 0)]
+
+
+@pytest.mark.parametrize("n", [150, 360, 1000])
+def test_a_loss_is_not_excluded_more_often_than_chance_hides_it(n: int) -> None:
+    """If two items of a hundred are lost and none is won, none differs with chance 0.98 ** n."""
+    found = paired_shares([([1.0] * n, [1.0] * n)])
+    assert 0.98**n < 2 * found.p_above(-0.02) == pytest.approx(2 * found.p_below(0.02))
+    assert found.p_same == 1.0
 
 
 def test_runs_are_compared_on_shared_samples_only() -> None:

@@ -140,8 +140,7 @@ def countdown_dream(doc: Doc, results: list[str]) -> Metrics:
         left.subtract(re.findall(r"(\d+)(?=[+-/*=])", equation))
         left.update([sides[1]])
     left.subtract([goal])
-    right = line.split("=")[-1] == goal and not any(left.values())
-    return {"valid": float(right)}
+    return {"valid": float(line.split("=")[-1] == goal and not any(left.values()))}
 
 
 def holds(expression: str, result: str) -> bool:
