@@ -1,7 +1,8 @@
-"""The command line as a user meets it: help, exit codes, one sentence per mistake.
+"""The command line as a user meets it: help, exit codes, folders as models, a sentence per mistake.
 
-Mostly called in this process for speed; what has to hold for the installed command (start time,
-`python -m`, a clean working directory) is run as a process of its own.
+Mostly called in this process for speed; what has to hold for the installed command (imports,
+`python -m`, a clean working directory) is run as a process of its own. Help and mistakes import no
+model library: times depend on the machine, imports do not; what is imported is what takes the time.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,11 +26,14 @@ from hydra._internal.hydra import Hydra
 
 import dllm_bench as db
 from dllm_bench import __version__
-from dllm_bench.api.compose import compose
+from dllm_bench.api.compose import check_folder, compose
 from dllm_bench.cli.main import COMMANDS, main
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.launch.slurm import PackedJob
 from dllm_bench.models.adapters import ADAPTERS
-from dllm_bench.paths import options, read_yaml
+from dllm_bench.paths import assets_dir, options, read_yaml
+from dllm_bench.store.groups import ModelGroup
+from scripts.install import IMPORTED
 from tests.tiers import covering
 
 Capture = pytest.CaptureFixture[str]
@@ -38,14 +44,6 @@ def dllm_bench(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]
     command = [sys.executable, "-m", "dllm_bench", *arguments]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
     return subprocess.run(command, text=True, timeout=60, check=False, **streams)
-
-
-def only_sentence(capture: Capture) -> str:
-    """Return what stderr holds, which has to be one line."""
-    lines = capture.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("dllm-bench: ")
-    return lines[0]
 
 
 @pytest.mark.parametrize("words", [["--help"], [], ["train"], ["runs"]], ids=str)
@@ -75,6 +73,7 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
 LINES = read_yaml(Path(__file__).with_name("lines.yaml"))
 MISTAKES, OTHER_MISTAKES = LINES["run"], LINES["other"]
 REFUSED_BY_PARSER, COMPLETED = LINES["parser"], LINES["completed"]
+BEFORE_TORCH = LINES["before torch"]
 
 
 @pytest.mark.parametrize("line", MISTAKES)
@@ -85,8 +84,9 @@ def test_a_mistake_is_one_sentence(line, capsys, tmp_path, monkeypatch) -> None:
     started = time.process_time()
     assert main(["run", f"paths.results={tmp_path}", *line.split()]) == 2
     assert time.process_time() - started < 10
-    sentence = only_sentence(capsys)
-    assert all(word in sentence for word in MISTAKES[line]) and ".py" not in sentence, sentence
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("dllm-bench: ") and ".py" not in sentence
+    assert all(word in sentence for word in MISTAKES[line]), sentence
     assert os.listdir(tmp_path) == []
 
 
@@ -228,3 +228,226 @@ def test_messages_name_only_commands_that_there_are() -> None:
     texts = [path.read_text() for path in Path(db.__file__).parent.rglob("*.py")]
     named = re.findall(r"`dllm-bench ([a-z][a-z-]*)", " ".join(texts))
     assert {"run", "status"} < set(named) <= set(COMMANDS)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = (
+    "torch transformers huggingface_hub matplotlib pandas scipy datasets sklearn "
+    "safetensors wandb submitit"
+).split()
+NOT_FOR_HELP = (*HEAVY, "hydra", "numpy", "requests", "lm_eval.api.model")
+NOT_FOR_EMBEDDED = (  # a model that ships with the package is a short text's whole work
+    "transformers.modeling_utils transformers.core_model_loading transformers.generation "
+    "torch.distributed.tensor torch._dynamo torch._inductor accelerate sympy scipy "
+    "matplotlib datasets"
+).split()
+HELP = [[], *([name] for name in COMMANDS), ["lm-eval", "run"]]  # the last: lm-eval's own
+HELP += [[group, kind] for group, one in COMMANDS.items() for kind in one.get("kinds", ())]
+CODE = """
+import json, sys
+from dllm_bench.cli.main import main
+heavy, known = set(sys.argv[1].split(",")), set()
+for words in json.loads(sys.argv[2]):
+    try:
+        code = main(words)
+    except SystemExit as stopped:
+        code = stopped.code
+    found = (heavy & set(sys.modules)) - known
+    known |= found
+    sys.stdout.flush()
+    print(f"\\n{' '.join(words)}: exit code {code}, imported {sorted(found)}", flush=True)
+    print(f"{' '.join(words)}", file=sys.stderr, flush=True)
+"""
+
+
+def imported(heavy: Sequence[str], commands: list[list[str]], cwd: Path) -> tuple[str, str]:
+    """(stdout, stderr) of a process that runs commands and prints, after each, its exit code and
+    which of the heavy modules it was the first to import."""
+    command = [sys.executable, "-c", CODE, ",".join(heavy), json.dumps(commands)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
+    return done.stdout, done.stderr
+
+
+def endings(stdout: str) -> list[str]:
+    return [line for line in stdout.splitlines() if ": exit code " in line]
+
+
+TEXTS = [["generate", f"tiny-{name}", "vanilla", "Tom has"] for name in ("llada", "dream-base")]
+
+
+@pytest.mark.parametrize(
+    ("slow", "commands"),
+    [
+        pytest.param(NOT_FOR_HELP, [[*one, "--help"] for one in HELP], id="help"),
+        pytest.param(  # rich: bars of runs
+            ("rich",), [[one, "--help"] for one in ("table", "figure", "claims")], id="of runs"
+        ),
+        pytest.param(NOT_FOR_EMBEDDED, TEXTS, id="texts", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_help_and_short_texts_import_nothing_that_is_slow(slow, commands, tmp_path) -> None:
+    stdout, _ = imported(slow, commands, tmp_path)
+    assert endings(stdout) == [f"{' '.join(one)}: exit code 0, imported []" for one in commands]
+
+
+def test_a_wrong_name_is_told_before_torch_is_imported(tmp_path: Path) -> None:
+    commands = [text.split() for text in BEFORE_TORCH]
+    stdout, stderr = imported(("torch", "transformers", "matplotlib"), commands, tmp_path)
+    assert endings(stdout) == [f"{text}: exit code 2, imported []" for text in BEFORE_TORCH]
+    for text, named in BEFORE_TORCH.items():
+        error, stderr = stderr.split(f"{text}\n", 1)
+        assert named in error, text
+        assert "nearest of" not in error or len(error) < 350, "a few of many names"
+
+
+SEALED = """
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from dllm_bench.cli.table import fill
+from dllm_bench.metrics.accuracy import mean_score
+from dllm_bench.store.store import Store
+assert fill(Namespace(run=True, submit=False), [], Store(Path("runs"))) == []
+assert mean_score([0.0, 1.0]) is not None
+"""
+COMPLETION = """
+from dllm_bench.cli import completion
+for line in ("run", "generate", "table", "train drafter"):
+    completion.parser_of(line.split())
+list(completion.setting_words("decoder.", {"decoder": "lopa"}))
+"""
+PAGE = """
+from dataclasses import replace
+from dllm_bench.api.compose import compose
+from dllm_bench.site.texts import TextSource
+from dllm_bench.store import inputs
+from dllm_bench.store.spec import RunSpec
+from tests.site.builders import lookaheads
+config = compose(["model=tiny-llada", "benchmark=minigsm"])
+benchmark = inputs.benchmark_of(config["benchmark"])
+name = benchmark.items[0]["id"]
+data = {"dataset": benchmark.dataset_hash()}
+spec = RunSpec(config["model"], {}, config["benchmark"], {}, inputs=data)
+samples = {name: replace(lookaheads(name), text="#### 7", prompt="Why?")}
+texts = TextSource(compose)
+answer = texts.answers(spec, samples)[name]
+assert (texts.prompts(spec, samples)[name], answer.extracted) == ("Why?", "7")
+assert answer.gold.partition("#### ")[2].isdecimal()
+assert texts.decode(spec)(range(40))
+"""
+JOB = f"""
+import pickle
+pickle.loads({pickle.dumps(PackedJob(b"a pickled run"))!r})
+"""
+RENDERING = "import dllm_bench.tables.render, dllm_bench.tables.plan"
+AT_ONCE = {
+    "a table whose runs are all stored": (SEALED, "torch scipy.stats"),
+    "completion": (COMPLETION, "torch hydra omegaconf pandas matplotlib"),
+    "rendering": (RENDERING, "torch hydra omegaconf scipy transformers pandas wandb"),
+    "loggers of runs": ("import dllm_bench.runs.loggers", "wandb"),
+    "what a page shows of a run": (PAGE, "torch transformers lm_eval"),
+    "a job of SLURM, which answers no signal before it is read": (JOB, "torch"),
+}
+
+
+@pytest.mark.parametrize("what", AT_ONCE)
+def test_what_answers_at_once_imports_nothing_that_is_slow(what, tmp_path) -> None:
+    code, slow = AT_ONCE[what]
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r})"
+    found = f"print(set(sys.modules) & set({slow.split()}))"
+    command = [sys.executable, "-c", f"{start}\n{code}\n{found}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["set()"], done.stderr
+
+
+def test_commands_of_the_makefile_write_bytecode() -> None:
+    """Without it, each process of each run compiles torch again."""
+    show = "--eval=show: ; @echo [$$PYTHONDONTWRITEBYTECODE]"
+    command = ["make", "--no-print-directory", "-C", str(ROOT), show, "show"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.drill
+def test_the_install_compiles_what_a_text_imports(tmp_path: Path) -> None:
+    def modules(source: str) -> set[str]:
+        command = [sys.executable, "-c", f"{source}\nimport sys; print(*sys.modules)"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return set(done.stdout.splitlines()[-1].split())
+
+    text = "['generate', 'tiny-llada', 'fast_dllm', 'Tom has 3 apples.']"
+    needed = modules(f"from dllm_bench.cli.main import main; main({text})")
+    libraries = {name for name in needed if name.startswith(("torch.", "transformers."))}
+    assert len(libraries) > 500
+    assert len(libraries - modules(f"import {', '.join(IMPORTED)}")) < len(libraries) / 50
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return an embedded model's files elsewhere, in a folder whose name needs quoting."""
+    return shutil.copytree(assets_dir() / "tiny-llada", tmp_path / "my model, v2")
+
+
+def test_a_folder_is_a_model_with_its_name(folder: Path) -> None:
+    for overrides in ([f"model='{folder}'"], ["model=llada-instruct", f"model.path='{folder}'"]):
+        model = compose(overrides)["model"]
+        assert (model["name"], model["path"]) == (folder.name, str(folder))
+    own, shipped = compose([f"model='{folder}'"])["model"], compose(["model=tiny-llada"])["model"]
+    assert {key for key in shipped if own[key] != shipped[key]} == {"name", "path"}
+    given = ["model.mask_token=X", "model.merge_lora=false", f"model='{folder}'", "model.name=mine"]
+    assert compose(given)["model"] == own | {"name": "mine", "mask_token": "X", "merge_lora": False}
+    assert compose(["model=GSAI-ML/LLaDA-8B-Instruct"])["model"]["name"] == "llada-instruct"
+
+
+def test_the_folder_of_a_lora_adapter_is_the_model_it_adapts(folder: Path, tmp_path: Path) -> None:
+    adapter, base_of = tmp_path / "adapter", {"base_model_name_or_path": str(folder)}
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps(base_of))
+    model, base = (compose([f"model='{one}'"])["model"] for one in (adapter, folder))
+    assert model == {**base, "name": "adapter", "lora": str(adapter)}
+    named = compose(["model=SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora"])
+    assert named["model"]["name"] == "d2f-dream-base"
+    absent = '{"base_model_name_or_path": "owner/base"}'
+    told = f"adapter of 'owner/base', which was not .*model.lora={adapter}"
+    none = "holds a LoRA adapter.*model=BASE"
+    for text, words in (("{}", none), ('{"base_model_name_or_path": ["x"]}', none), (absent, told)):
+        (adapter / "adapter_config.json").write_text(text)
+        with pytest.raises(DllmBenchError, match=words):
+            compose([f"model='{adapter}'"])
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("tokenizer.json", "a tokenizer"),  # added_tokens.json is left
+        ("model.safetensors", "weights"),
+        ("config.json", "holds no config.json"),
+        ("mask", "model.mask_token=TEXT"),
+        ("template", "model.chat=false"),
+        ("adapter", r"\(5\), which no adapter reads"),
+    ],
+)
+def test_what_a_folder_lacks_is_said(folder: Path, missing: str, words: str) -> None:
+    def change(file: str, **entries: object) -> None:
+        content = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps({**content, **entries}))
+
+    (folder / "added_tokens.json").write_text("{}")
+    settings = {"name": "mine", "path": str(folder), "chat": missing == "template"}
+    if missing == "mask":
+        change("config.json", mask_token_id=None)
+        change("tokenizer_config.json", mask_token=None)
+    elif missing == "adapter":
+        change("config.json", model_type="gpt2", architectures=5)
+    elif missing != "template":
+        (folder / missing).unlink()
+    with pytest.raises(DllmBenchError, match=words):
+        check_folder(ModelGroup(settings))
+
+
+def test_doctor_and_prefetch_take_folders(folder: Path, command) -> None:
+    fetched = command("prefetch", f"model='{folder}'", "--to", f"{folder.parent}", here=False)
+    assert "nothing to fetch" in fetched and "manifest" not in fetched
+    said = command("doctor", str(folder), "model.chat=false", "hardware.dtype=bfloat16")
+    assert "plain prompts" in said and "run in bfloat16" in said

@@ -211,12 +211,6 @@ def test_a_text_of_an_override_arrives_as_it_is() -> None:
         assert {name: decoder[name] for name in values} == values
 
 
-def test_composing_leaves_nothing_behind() -> None:
-    before = compose(["decoder=lopa"])
-    compose(["decoder=lopa", "decoder.explore.k=99"])
-    assert compose(["decoder=lopa"]) == before
-
-
 def test_a_decoder_with_other_pieces_is_called_after_them() -> None:
     def name(*overrides: str) -> str:
         return str(compose(overrides)["decoder"]["name"])

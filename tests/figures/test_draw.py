@@ -534,18 +534,12 @@ def test_a_mean_says_in_how_many_of_its_runs_a_setting_was_replaced(tmp_path) ->
     assert set(said("decoder.schedule.block").values()) == {""}
 
 
-POINTS = (
-    *(("vanilla", 1.0, 90.0), ("fast_dllm", 3.0, 90.0), ("fast_dllm", 4.0, 80.0)),
-    *(("credit", 5.0, 85.0), ("credit", 6.0, 60.0), ("oracle", 9.0, 95.0)),
-)
-"""Series, x, score."""
+POINTS = [
+    *(point("vanilla", 1.0, 90.0), point("fast_dllm", 3.0, 90.0), point("fast_dllm", 4.0, 80.0)),
+    *(point("credit", 5.0, 85.0), point("credit", 6.0, 60.0), point("oracle", 9.0, 95.0)),
+]
 HIGH = {("fast_dllm", 3.0), ("credit", 5.0), ("credit", 6.0)}
 LOW = {("vanilla", 1.0)}
-
-
-def points(panel: str) -> list[Point]:
-    of = {"panel": panel, "quantity": "tpf", "source": "tiny-alpha on miniquiz"}
-    return [{**of, "series": series, "x": x, "y": y} for series, x, y in POINTS]
 
 
 def marked(points: list[Point], better: Any, *without: str) -> list[tuple[str, str, float]]:
@@ -556,17 +550,17 @@ def marked(points: list[Point], better: Any, *without: str) -> list[tuple[str, s
 
 @pytest.mark.parametrize(("better", "expected"), [("high", HIGH), ("low", LOW)])
 def test_what_nothing_beats_is_marked_in_each_panel(better, expected) -> None:
-    open_one = {**points("quiz")[0], "y": None, "reason": "missing"}
-    worse = [{**p, "panel": "code", "y": p["y"] / 2} for p in points("quiz")]
-    found = marked([*points("quiz"), open_one, *worse], better, "oracle")
+    open_one = {**POINTS[0], "y": None, "reason": "missing"}
+    worse = [{**p, "panel": "code", "y": p["y"] / 2} for p in POINTS]
+    found = marked([*POINTS, open_one, *worse], better, "oracle")
     assert found == sorted((panel, *at) for panel in ("quiz", "code") for at in expected)
-    assert marked(points("quiz"), "high") == [("quiz", "oracle", 9.0)]
+    assert marked(POINTS, "high") == [("quiz", "oracle", 9.0)]
     with pytest.raises(DllmBenchError, match="needs numbers on the x axis, which has 'GSM8K'"):
-        marked([{**points("quiz")[0], "x": "GSM8K"}], better)
+        marked([{**POINTS[0], "x": "GSM8K"}], better)
 
 
 def with_points(front: ParetoFront | None) -> BuiltFigure:
-    found = figure_of(*points("quiz"))
+    found = figure_of(*POINTS)
     figure = replace(found.figure, draw=replace(found.figure.draw, front=front))
     return replace(found, figure=figure, points=with_front(found.points, front))
 

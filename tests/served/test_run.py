@@ -261,7 +261,9 @@ def test_a_table_reads_a_served_run(swept: Path, tmp_path: Path) -> None:
     table = parse_table("small/served", read_yaml(Path(__file__).with_name("table.yaml")), tmp_path)
     profile = Profile("paper", embedded=False, replace={}, set=("seed=0", "hardware=h200"))
     store = Store(swept / "runs")
-    built = build(table, profile, plan_of(table, profile, store), list(store.records()))
+    built = build(
+        table, profile, Planner(compose, store).cells(table, profile), list(store.records())
+    )
     assert set(built.cells.state) == {CellState.SEALED}  # no GPU is needed
     cells = {row.Index[-1]: row for row in built.cells.itertuples()}
     record = store.record(spec_of("model.concurrency=2"))
@@ -271,13 +273,9 @@ def test_a_table_reads_a_served_run(swept: Path, tmp_path: Path) -> None:
     assert (cells["tpf"].status, cells["tpf"].reason) == ("undefined", NO_TRACE)
     assert built.hardware == ["here, 2 request(s) in flight"]
     assert NO_TRACE in "".join(render(built).values())
-    missing = plan_of(table, profile, Store(tmp_path))
+    missing = Planner(compose, Store(tmp_path)).cells(table, profile)
     assert {cell.run.state for cell in missing} == {CellState.MISSING}
     assert "model=served" in missing[0].run.command
-
-
-def plan_of(table: Any, profile: Profile, store: Store) -> Any:
-    return Planner(compose, store).cells(table, profile)
 
 
 def test_throughput_by_hand() -> None:

@@ -94,10 +94,6 @@ def parsed(path: Path) -> Parsed:
     return Parsed(path.read_text(encoding="utf-8"))
 
 
-def pages(site: Path) -> list[Path]:
-    return sorted(site.rglob("*.html"))
-
-
 def payloads(site: Path, record: RunRecord) -> Iterator[dict]:
     """Yield the samples of a run as its scripts hold them, words in place of their numbers."""
     for number in range(100):
@@ -129,11 +125,11 @@ def test_links_lead_to_places_in_files_and_reach_every_page_from_the_first(site)
                 assert place in parsed(target).ids, f"{page}: {link}"
             waiting.append(target)
             counted += 1
-    assert seen == {page.resolve() for page in pages(site)} and counted > 100
+    assert seen == {page.resolve() for page in site.rglob("*.html")} and counted > 100
 
 
 def test_nothing_leads_out_of_the_site(site: Path) -> None:
-    for page in pages(site):
+    for page in site.rglob("*.html"):
         found = parsed(page)
         values = [value for name, value in found.attributes if name == "content"]
         [policy] = [text for text in values if text.startswith("default-src 'none'")]
@@ -178,7 +174,7 @@ def test_columns_without_an_entry_among_the_points_shown_are_left_out() -> None:
 
 def test_hostile_names_and_texts_stay_text(site: Path, records: dict[str, RunRecord]) -> None:
     hostile = records[builders.HOSTILE]
-    for page in pages(site):
+    for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert "<script>alert" not in text and "<img src=x" not in text, page
         assert parsed(page).elements.count("script") == 1 + (page.name == "sample.html"), page
@@ -299,12 +295,6 @@ def test_a_prompt_is_shown_only_where_its_ids_are_those_decoded(monkeypatch) -> 
     assert site_texts.TextSource(compose).prompts(spec, samples) == {"b": "user:\nHow many?"}  # type: ignore[arg-type]
 
 
-def test_what_is_not_here_costs_the_prompt_and_not_the_page() -> None:
-    spec = RunSpec({"name": "gone"}, {}, {"name": "gone"}, {})
-    texts = site_texts.TextSource(compose)
-    assert (texts.prompts(spec, {}), texts.decode(spec)([7])) == ({}, "[7]")
-
-
 def made(sentences: list[str]) -> int:
     """Return how many pages of runs were made."""
     return int(sentences[0].split(" ")[0])
@@ -363,7 +353,7 @@ def test_of_many_runs_the_last_sealed_have_pages_and_earlier_pages_stay(tmp_path
     assert all(one.spec.short in "|".join(index.texts) for one in every)
     linked = {link for link in index.links if link.startswith("runs/")}
     assert linked == {run_address(short) for short in pages_made}
-    for page in pages(out):
+    for page in out.rglob("*.html"):
         for link in Parsed(page.read_text(encoding="utf-8")).links:
             assert (page.parent / link.partition("#")[0]).exists(), f"{page}: {link}"
     assert len(builders.make(root, out)) == len(told) - 1

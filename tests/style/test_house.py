@@ -95,11 +95,6 @@ def public_names(path: Path, classes: Iterable[str]) -> Iterator[tuple[str, str]
                     yield node.name, name
 
 
-def names_in_code(pattern: str, path: Path) -> bool:
-    """Return whether an identifier of the file matches; prose does not count."""
-    return any(re.search(pattern, name, re.IGNORECASE) for name in tokens(path)[1])
-
-
 def interval_types(tree: ast.AST) -> Iterator[str]:
     """Yield names of the classes that declare a number with its interval."""
     for node in ast.walk(tree):
@@ -159,7 +154,8 @@ def engine_counted() -> dict[str, int]:
             for one in functions(tree_of(path))
         ),
         "files that name a growing canvas": sum(
-            names_in_code(GROWING, path) for path in [*ENGINE, *(PACKAGE / "models").rglob("*.py")]
+            any(re.search(GROWING, name, re.IGNORECASE) for name in tokens(path)[1])
+            for path in [*ENGINE, *(PACKAGE / "models").rglob("*.py")]
         ),
     }
 

@@ -175,11 +175,6 @@ def dialect(text: str) -> list[str]:
     ]
 
 
-def found(paths: Iterable[Path], rules: Callable[[Path], Iterable[str]]) -> list[str]:
-    """Return the offences of all files, each with its file."""
-    return [f"{p.relative_to(ROOT)}: {offence}" for p in paths for offence in rules(p)]
-
-
 READ = [path for path in [*FILES, *SCRIPTS, *CONF, *PROSE] if path.name not in HISTORY]
 RULES: dict[str, tuple[Iterable[Path], Callable[[Path], Iterable[str]]]] = {
     "limits of Python files": (PYTHON, offences),
@@ -193,7 +188,7 @@ RULES: dict[str, tuple[Iterable[Path], Callable[[Path], Iterable[str]]]] = {
 @pytest.mark.parametrize("rule", RULES)
 def test_every_file_keeps(rule: str) -> None:
     paths, offences_of = RULES[rule]
-    assert found(paths, offences_of) == []
+    assert [f"{p.relative_to(ROOT)}: {broken}" for p in paths for broken in offences_of(p)] == []
 
 
 def test_functions_are_short_as_a_rule() -> None:
