@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pytest
 
 from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
@@ -23,15 +22,14 @@ from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
-from dllm_bench.tables.plan import PlannedCell, Planner, distinct_runs
+from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.spec import Profile
 from tests.sample_stats import stored_sample
-from tests.tables.builders import ENVIRONMENT, TINY, spec_of, start
-from tests.tables.builders import compose as small_compose
+from tests.tables.builders import ENVIRONMENT, TINY, Compose, planned_small, start
 
 LENGTH, BLOCK, SLOTS = 24, 8, 7
+MOST_RUNS = 12
 SMALL = Path(__file__).parent / "small"
-ALPHA = replace(TINY, replace={**TINY.replace, "model": {"alpha": "tiny-alpha"}})
 Samples = Sequence[SampleRecord]
 
 
@@ -108,28 +106,6 @@ def store_run(store: Store, spec: RunSpec, samples: Samples) -> None:
         token_replay.write_replays(store.path(spec) / token_replay.FILE, replays_of(samples))
 
 
-def own_spec(config: Mapping[str, Any], resolve: object = None) -> RunSpec:
-    """Return the run of a composed configuration without touching data or weights."""
-    plain = {key: config[key] for key in ("model", "decoder", "benchmark", "hardware")}
-    return replace(spec_of({**plain, "seed": config["seed"], "limit": config["limit"]}), inputs={})
-
-
-def planned(
-    figure: PaperFigure, profile: Profile, store: Store, compose: Callable[..., Any]
-) -> list[PlannedCell]:
-    """Return the figure's plan, with runs specified by `own_spec`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunSpec, "from_config", staticmethod(own_spec))
-        return Planner(compose, store).cells(figure.table, profile)
-
-
-def fill(cells: Sequence[PlannedCell], store: Store, most: int = 12) -> None:
-    """Seal the open runs of a plan, `most` of them: the first of a long sweep."""
-    for run in [run for run in distinct_runs(cells) if run.open and run.spec][:most]:
-        assert run.spec
-        store_run(store, run.spec, samples_of(run.spec))
-
-
 def small() -> PaperFigure:
     return read_figure("small/figure", SMALL / "figure.yaml", SMALL)
 
@@ -137,14 +113,14 @@ def small() -> PaperFigure:
 def built(root: Path, figure: PaperFigure | None = None) -> BuiltFigure:
     """Return the small figure: quiz sealed but for beta-4, code not run."""
     figure, store = figure or small(), Store(root)
-    for cell in planned(figure, ALPHA, store, small_compose):
+    for cell in planned_small(store, TINY, figure.table):
         keys, spec = cell.cell.keys, cell.run.spec
         if keys["task"] == "quiz" and spec and store.record(spec) is None:
             if keys["number"] == "beta-4":
                 (store.path(spec)).exists() or start(store, spec, done=3, total=20)
             else:
                 store_run(store, spec, samples_of(spec))
-    return build_figure(figure, ALPHA, planned(figure, ALPHA, store, small_compose), store)
+    return build_figure(figure, TINY, planned_small(store, TINY, figure.table), store)
 
 
 @cache
@@ -154,13 +130,14 @@ def small_built() -> BuiltFigure:
         return built(Path(folder))
 
 
-def built_full(
-    figure: PaperFigure, profile: Profile, root: Path, compose: Callable[..., Any]
-) -> BuiltFigure:
-    """Return the figure with the runs that it can have."""
+def built_full(figure: PaperFigure, profile: Profile, root: Path, compose: Compose) -> BuiltFigure:
+    """Return the figure with the runs that it can have, of a long sweep the first."""
     store, once = Store(root), cache(compose)
-    fill(planned(figure, profile, store, once), store)
-    return build_figure(figure, profile, planned(figure, profile, store, once), store)
+    cells = planned_small(store, profile, figure.table, once)
+    for run in [run for run in distinct_runs(cells) if run.open and run.spec][:MOST_RUNS]:
+        store_run(store, run.spec, samples_of(run.spec))
+    cells = planned_small(store, profile, figure.table, once)
+    return build_figure(figure, profile, cells, store)
 
 
 def replays_of(samples: Samples) -> list[TokenReplay]:

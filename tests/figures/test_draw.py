@@ -53,13 +53,12 @@ from scripts.redraw_figures import measured_points
 from tests.figures.builders import (
     built,
     built_full,
-    planned,
     record_of,
     samples_of,
     small,
     small_built,
 )
-from tests.tables.builders import compose, settings
+from tests.tables.builders import planned_small, settings
 from tests.tiers import covering
 
 FIGURES = names_of("figure")
@@ -401,7 +400,7 @@ def test_a_stated_range_comes_with_what_was_measured_there() -> None:
 
 def test_the_source_of_a_mean_names_all_its_models_and_tasks(tmp_path) -> None:
     figure, profile = load_figure("creditdecoding/figure7"), load_profile("embedded")
-    cells = planned(figure, profile, Store(tmp_path), compose)
+    cells = planned_small(Store(tmp_path), profile, figure.table)
     sources = set(build_figure(figure, profile, cells, Store(tmp_path)).points.source)
     tasks = "minicode, minigsm_free, miniread, minirule, minirule_range"
     assert sources - {""} == {f"tiny-llada, tiny-llada-free on {tasks}"}
@@ -521,7 +520,7 @@ def test_a_mean_says_in_how_many_of_its_runs_a_setting_was_replaced(tmp_path) ->
     free, block = "model=tiny-llada-free", "decoder.schedule.block=8"
     instead = Instead((free, "decoder.schedule.block=64"), (free, block))
     profile, store = replace(profile, instead=(*profile.instead, instead)), Store(tmp_path)
-    cells = planned(figure, profile, store, compose)
+    cells = planned_small(store, profile, figure.table)
 
     def said(axis: str) -> dict[object, str]:
         shown = replace(figure, draw=replace(figure.draw, x=XAxis("x", setting=axis)))

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from dllm_bench.api import runs as api
-from dllm_bench.api.compose import compose as real_compose
+from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind
@@ -54,10 +54,10 @@ from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.plan import PlannedCell
 from scripts.figure_points import counted, fewer, known, raise_counts
 from scripts.update_reference import pack
-from tests.figures.builders import ALPHA, SMALL, drafted_sample, planned, sample, small
+from tests.figures.builders import TINY, SMALL, drafted_sample, sample, small
 from tests.figures.builders import built as sealed
 from tests.sample_stats import sample as stats
-from tests.tables.builders import compose
+from tests.tables.builders import planned_small
 from tests.tiers import covering
 
 FIGURES, CONF = names_of("figure"), conf_dir() / "figure"
@@ -174,7 +174,7 @@ def test_figures_compose_at_the_papers_size(name: str) -> None:
     cells = load_figure(name).table.cells()
     queries = list(dict.fromkeys(cell.run for cell in cells if not cell.reported_only))
     for query in {queries[0], queries[len(queries) // 2], queries[-1]}:
-        real_compose(load_profile("paper").translate(query))
+        compose(load_profile("paper").translate(query))
 
 
 HEADER = "panel,series,quantity,x,y,kind,run\n"
@@ -391,12 +391,12 @@ def strip(root: Path) -> None:
 
 
 def cells(root: Path) -> list[PlannedCell]:
-    return planned(small(), ALPHA, Store(root), compose)
+    return planned_small(Store(root), TINY, small().table)
 
 
 def drawn(root: Path) -> BuiltFigure:
     """Return the small figure, of the runs that are stored."""
-    return build_figure(small(), ALPHA, cells(root), Store(root))
+    return build_figure(small(), TINY, cells(root), Store(root))
 
 
 def empty_steps(built: BuiltFigure) -> list[str]:

@@ -40,6 +40,7 @@ TINY = Profile(
 FULL = Profile("paper", embedded=False, replace={}, set=("hardware=cpu",))
 CODE = {"commit": "0123456789abcdef", "diff_sha256": "fedcba9876543210"}
 ENVIRONMENT = {"device": "Test CPU", **CODE}
+Compose = Callable[[Sequence[str]], Any]
 
 
 @cache
@@ -136,9 +137,9 @@ def queries_of(name: str) -> dict[Query, str | None]:
 
 
 def planned_small(
-    store: Store, profile: Profile, table: PaperTable | None = None
+    store: Store, profile: Profile, table: PaperTable | None = None, compose: Compose = compose
 ) -> list[PlannedCell]:
-    """Return a small table's plan, with runs specified by `spec_of`."""
+    """Return a table's plan, by default a small one's, with runs specified by `spec_of`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunSpec, "from_config", staticmethod(spec_of))
         return Planner(compose, store).cells(table or small_table(), profile)
