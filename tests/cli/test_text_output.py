@@ -357,19 +357,13 @@ def test_watching_shows_the_text_being_filled(monkeypatch, command) -> None:
     assert masks == sorted(masks, reverse=True) and len(set(masks)) > 3 and masks[-1] == 0
 
 
-def stored(root: Path) -> str:
-    """Return a run of the embedded model with one sample; its hash."""
-    group, model = {"name": "n"}, {"name": "tiny-dream-base"}
-    spec = RunSpec(model, LOOKAHEADS, benchmark=group, hardware=group, label="d")
-    with Store(root / "runs").open(spec) as opened:
+def test_show_prints_the_picture_and_its_data(command, tmp_path) -> None:
+    stored = spec(model={"name": "tiny-dream-base"}, decoder=LOOKAHEADS)
+    with Store(tmp_path / "runs").open(stored) as opened:
         opened.expect(2)
         opened.begin(Session(0.0, 0, {}))
         opened.append(EXAMPLE)
-    return spec.short
-
-
-def test_show_prints_the_picture_and_its_data(command, tmp_path) -> None:
-    show = f"show {stored(tmp_path)}"
+    show = f"show {stored.short}"
     picture = command(f"{show} --sample a --canvas")
     assert "○●□" in picture and "after forward 2 (90%)" in picture
     plain = json.loads(command(f"{show} --sample a --json"))

@@ -54,7 +54,7 @@ from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.plan import PlannedCell
 from scripts.figure_points import counted, fewer, known, raise_counts
 from scripts.update_reference import pack
-from tests.figures.builders import TINY, SMALL, drafted_sample, sample, small
+from tests.figures.builders import SMALL, TINY, drafted_sample, sample, small
 from tests.figures.builders import built as sealed
 from tests.sample_stats import sample as stats
 from tests.tables.builders import planned_small

@@ -1,14 +1,16 @@
-"""Which runs a table needs and where they stand.
+"""Which runs a table needs, where they stand, and what the open ones will cost.
 
-What tables remember of their settings is what composing and resolving would say again.
+What tables remember of their settings is what composing and resolving would say again. Costs
+(forwards, seconds, bytes) are checked against sealed runs.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,13 +20,13 @@ import torch
 
 from dllm_bench import paths
 from dllm_bench.api import compose as composing
-from dllm_bench.api.compose import compose as real_compose
 from dllm_bench.benchmarks.items import downloads_allowed
 from dllm_bench.cli.main import main
 from dllm_bench.core import output
+from dllm_bench.core.decoder import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import local
-from dllm_bench.paths import assets_dir, conf_dir, place_of
+from dllm_bench.paths import assets_dir, conf_dir, options, place_of
 from dllm_bench.runs.dependencies import prepare_device
 from dllm_bench.store import cache, inputs
 from dllm_bench.store.cache import (
@@ -38,19 +40,20 @@ from dllm_bench.store.groups import Role, RunConfig
 from dllm_bench.store.inputs import MissingInputError, sources
 from dllm_bench.store.spec import RunSpec, digest, slug, split
 from dllm_bench.store.store import Store
-from dllm_bench.tables import load
+from dllm_bench.tables import cost, load
 from dllm_bench.tables import plan as planning
 from dllm_bench.tables.load import load_profile, load_table, names_of
 from dllm_bench.tables.plan import (
     GROUPS,
     CellState,
+    PlannedCell,
     PlannedRun,
     Planner,
     distinct_runs,
     folder_patterns,
     may_have,
 )
-from dllm_bench.tables.spec import Query
+from dllm_bench.tables.spec import Cell, Query, TableMetric
 from tests.helpers import forget_composed
 from tests.tables.builders import (
     FULL,
@@ -150,7 +153,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
     setting has one for its score and one of several passes for its speed."""
     run_here = Mock(side_effect=lambda spec, *_, **__: record_of(spec))
     monkeypatch.setattr(local, "run", run_here)
-    planner = Planner(real_compose, Store(tmp_path))
+    planner = Planner(composing.compose, Store(tmp_path))
     planned = planner.cells(load_table("lopa/table4"), load_profile("embedded"))
     runs = distinct_runs(planned)
     assert (len(planned), len(runs)) == (288, 2 * 72)
@@ -184,7 +187,7 @@ def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> 
 def test_masked_decoders_differ_in_the_decoder_alone(profile: str) -> None:
     table = load_table("decoders/masked")
     runs = {c.keys["decoder"]: load_profile(profile).translate(c.run) for c in table.cells()}
-    rows = {decoder: real_compose(run) for decoder, run in runs.items()}
+    rows = {decoder: composing.compose(run) for decoder, run in runs.items()}
     decoders = {name: config.pop("decoder") for name, config in rows.items()}
     assert len({digest(config) for config in rows.values()}) == 1
     assert {decoder["schedule"]["block"] for decoder in decoders.values()} == {32}
@@ -224,22 +227,22 @@ def test_a_query_says_how_its_folder_is_called(query: str, patterns: tuple[str, 
 )
 def test_a_composed_run_has_the_names_that_its_query_gives(query: str) -> None:
     overrides = ["model=tiny-llada", "benchmark=minigsm", *query.split()]
-    config = real_compose(overrides)
+    config = composing.compose(overrides)
     folder = tuple(slug(str(config[group]["name"])) for group in GROUPS)
     assert may_have([folder], folder_patterns(overrides))
     assert not may_have([("mini", *folder[1:])], folder_patterns(overrides))
 
 
 def test_a_table_is_composed_only_where_a_run_of_it_may_be_stored(tmp_path: Path) -> None:
-    composing, store, name = Mock(wraps=real_compose), Store(tmp_path), "creditdecoding/table1"
-    mine = real_compose(["model=tiny-llada", "benchmark=minimath", "decoder=dus"])
+    composed, store, name = Mock(wraps=composing.compose), Store(tmp_path), "creditdecoding/table1"
+    mine = composing.compose(["model=tiny-llada", "benchmark=minimath", "decoder=dus"])
     seal(store, record_of(spec_of({**mine, "limit": None})))
     table, profile = load_table(name), load_profile("embedded")
-    planner = Planner(composing, store, folders=planning.stored_folders(store))
+    planner = Planner(composed, store, folders=planning.stored_folders(store))
     assert not planner.has_run(table, profile)
     runs = [run for cell in planner.common([table], profile)[0].cells for run in cell.runs]
-    assert {run.reason for run in runs} == {planning.NOT_STORED} and not composing.called
-    assert Planner(composing, store).has_run(table, profile)
+    assert {run.reason for run in runs} == {planning.NOT_STORED} and not composed.called
+    assert Planner(composed, store).has_run(table, profile)
 
 
 QUERY = ("decoder=fast_dllm", "hardware=cpu", "limit=3")
@@ -263,7 +266,7 @@ def sampled() -> list[Query]:
     profile, queries = load_profile("embedded"), []
     for name in names_of("table")[::8]:
         for query in list(queries_of(name))[::30]:
-            with suppress(composing.DllmBenchError):  # no counterpart
+            with suppress(DllmBenchError):  # no counterpart
                 queries.append(profile.translate(query))
     return list(dict.fromkeys(queries))
 
@@ -292,7 +295,7 @@ def test_what_is_remembered_is_what_was_worked_out(tmp_path, monkeypatch) -> Non
         assert config == composing.compose(query) == by_hydra, query
         try:
             made[query] = RunSpec.from_config(config, first.resolve)
-        except composing.DllmBenchError:
+        except DllmBenchError:
             continue  # weights that are not here
         assert made[query].to_plain() == RunSpec.from_config(composing.compose(query)).to_plain()
     assert len(made) > 3
@@ -405,3 +408,173 @@ def test_a_derived_value_is_kept_while_its_fingerprint_holds(tmp_path: Path) -> 
         cache.path.write_text(damaged)
         assert DerivedCache(tmp_path, "kind", ["v1"]).get("one", before) is None
     assert fingerprint(tmp_path / "absent") == []
+
+
+LOOKAHEAD = {"_target_": "explore.lookahead"}
+CACHED = {"cache": {"_target_": "cache.dual"}}
+SCORE = TableMetric("score", "Score", "score")
+SUMMARY = DecoderSummary(branches=3, block=8)
+TPF = TableMetric("tpf", "TPF", "tpf/committed")
+
+
+def config(**changes: Any) -> RunConfig:
+    """Return a composed run: 20 items of GSM8K, 64 tokens, LLaDA on an H200."""
+    groups: dict[str, Any] = {
+        "model": {"name": "llada-instruct"},
+        "decoder": {
+            "name": "fast_dllm",
+            "_target_": "decoder.masked",
+            "score": {"_target_": "score.confidence"},
+            "select": {"_target_": "select.threshold", "tau": 0.9},
+            "schedule": {"_target_": "schedule.blocks", "block": 32},
+            "cache": {"_target_": "cache.none"},
+        },
+        "benchmark": {"name": "gsm8k", "max_new_tokens": 64, "shots": 0},
+        "hardware": {"name": "h200"},
+        "limit": 20,
+    }
+    for group, change in changes.items():
+        groups[group] = {**groups[group], **change} if isinstance(change, Mapping) else change
+    return RunConfig(groups)
+
+
+def ms_of(config: RunConfig) -> float:
+    """Milliseconds of one forward."""
+    return cost.forward_ms(config, cost.summary_of(config["decoder"])) or 0.0
+
+
+def model_of(*runs: PlannedRun, tpf: str = "") -> cost.CostModel:
+    """Return the cost model of these runs; the first one's cell reports `tpf`."""
+    cells = [planned(run) for run in runs]
+    cells += [planned(runs[0], TPF, tpf)] if tpf else []
+    return cost.CostModel(cells, cost.MeasuredRuns.of(run.record for run in runs if run.record))
+
+
+def planned(run: PlannedRun, metric: TableMetric = SCORE, reported: str = "") -> PlannedCell:
+    return PlannedCell(Cell({}, metric, (), reported, ()), run)
+
+
+def missing(**changes: Any) -> PlannedRun:
+    return PlannedRun((str(changes),), CellState.MISSING, config=config(**changes))
+
+
+def sealed(forwards: int, seconds: float, n: int = 20, **changes: Any) -> PlannedRun:
+    """Return a sealed run of `n` samples with the same forwards and seconds each."""
+    plain = config(**changes)
+    record = record_of(spec_of({**plain, "seed": 0, "limit": n}), n=n)
+    record.columns["forwards"][:] = [forwards] * n
+    record.columns["seconds"][:] = [seconds] * n
+    run = PlannedRun((str(changes),), CellState.SEALED, spec=record.spec, record=record)
+    return replace(run, folder="x", done=n, total=n, config=plain)
+
+
+def test_a_decoder_takes_its_own_forwards_else_what_is_reported_else_one_a_token() -> None:
+    run = missing()
+    found = model_of(run).estimate(run)
+    assert found.forwards == 20 * 64
+    assert found.seconds == pytest.approx(20 * 64 * ms_of(run.config) / 1000)
+    assert model_of(run, tpf="4.0").estimate(run).forwards == 20 * 64 / 4
+    other = sealed(16, 1.0, decoder={"name": "fast_dllm"}, benchmark={"max_new_tokens": 128})
+    assert model_of(run, other, tpf="4.0").estimate(run).forwards == 20 * 64 * 16 / 128
+
+
+def test_without_a_sealed_run_of_the_decoder_the_others_speak_for_it() -> None:
+    """But not for a decoder that commits one token per forward, and it not for them."""
+    single = {"select": {"_target_": "select.topk"}}
+    quick = sealed(16, 1.0, decoder={"name": "credit"})
+    model = model_of(quick, sealed(64, 1.0, decoder={"name": "vanilla", **single}))
+    assert model.estimate(missing()).forwards == 20 * 16
+    assert model.estimate(missing(decoder={"name": "dream", **single})).forwards == 20 * 64
+
+
+def test_seconds_are_scaled_by_what_was_measured() -> None:
+    run = missing()
+    each = ms_of(run.config) / 1000
+    found = model_of(run, sealed(10, 3 * 10 * each, decoder={"name": "credit"})).estimate(run)
+    assert found.seconds == pytest.approx(3 * found.forwards * each)
+
+
+def test_what_is_done_costs_nothing_more() -> None:
+    run = replace(missing(), done=15, total=20)
+    whole, part = (model_of().estimate(each) for each in (missing(), run))
+    for field in ("forwards", "seconds", "size"):
+        assert getattr(part, field) == pytest.approx(getattr(whole, field) / 4)
+
+
+def test_all_items_where_there_is_no_limit() -> None:
+    assert model_of().estimate(missing(limit=None)).forwards == 1319 * 64
+    assert model_of().estimate(missing(limit=9999)).forwards == 1319 * 64
+    assert model_of().estimate(missing(benchmark={"repeats": 4})).forwards == 4 * 20 * 64
+
+
+def test_nothing_is_guessed_of_an_unknown_model_or_task() -> None:
+    assert model_of().estimate(missing(model={"name": "omega"})) is None
+    assert model_of().estimate(missing(benchmark={"name": "riddles"})) is None
+    assert cost.cost_in_words([None]) == "unknown"
+    assert cost.cost_in_words([cost.Cost(10, 30, 1e6), None]).endswith("and 1 runs of unknown cost")
+
+
+def test_every_model_has_its_parameters_and_every_benchmark_its_items() -> None:
+    lacking = [name for name in options("model") if not cost._entry("parameters", name)]
+    named = (name.replace("deepspec_", "acceptance-") for name in options("benchmark"))
+    lacking += [name for name in named if not cost._entry("items", name)]
+    assert lacking == ["served", "acceptance"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fed"),
+    [
+        ({}, 90 + 64),
+        ({"decoder": {"explore": LOOKAHEAD | {"k": 3}}}, 4 * (90 + 64)),
+        ({"decoder": {"explore": LOOKAHEAD | {"k": 4, "counts_base": True}}}, 4 * (90 + 64)),
+        ({"benchmark": {"shots": 4}}, 90 + 64 + 4 * 150),
+        ({"decoder": CACHED}, 64),
+    ],
+)
+def test_branches_canvas_and_cache_make_the_positions(changes, fed) -> None:
+    run = config(**changes)
+    assert cost.positions(run, cost.summary_of(run["decoder"])) == fed
+
+
+def test_a_small_forward_is_overhead_and_reading_weights_a_large_one_arithmetic() -> None:
+    assert ms_of(config(decoder=CACHED)) == pytest.approx(15 + 1000 * 16e9 / 3400e9)
+    large = ms_of(config(decoder={"explore": {**LOOKAHEAD, "k": 31}}))
+    assert large == pytest.approx(15 + 1000 * 2 * 8e9 * 32 * 154 / 690e12)
+
+
+def test_estimates_are_checked_on_each_run_from_the_others() -> None:
+    each = ms_of(config()) / 1000
+    speeds = enumerate((2.0, 2.0, 2.0, 4.0))
+    runs = [sealed(10, 10 * each * s, decoder={"name": f"d{i}", "k": i}) for i, s in speeds]
+    # all but one are alike; the last took twice as long as the others let expect
+    *alike, last = model_of(*runs).measured.errors
+    assert alike == pytest.approx([1.0] * 3)
+    assert 1 < last <= 2
+
+
+def test_a_decoder_that_cannot_be_made_here_is_estimated_by_its_settings() -> None:
+    """The run is unavailable here, but its cost elsewhere is shown."""
+    absent = {"_target_": "filter.learned", "source": "results/training/filters/absent"}
+    select = {"_target_": "select.filter", "head": absent}
+    plain = config(decoder={"select": select, "schedule": {"block": 16}})["decoder"]
+    assert cost.summary_of(plain) == DecoderSummary(block=16)
+    assert cost.summary_of({"draft": {}}) == DecoderSummary(drafts=True)
+    assert cost.summary_of(config()["decoder"]).caches is False
+
+
+def test_a_decoders_summary_is_kept_until_its_file_changes(tmp_path, monkeypatch) -> None:
+    make = Mock(return_value=SUMMARY)
+    monkeypatch.setattr(cost, "summary_of", make)
+    file = tmp_path / "filter"
+    file.write_text("one")
+    settings = SettingsCache(tmp_path, dict)
+    for decoder in ({"name": "plain"}, {"filter": {"source": str(file)}}):
+        for _ in range(2):
+            assert cost.MeasuredRuns([], settings=settings).summary(decoder) == SUMMARY
+    assert make.call_count == 2
+    file.write_text("another")
+    cost.MeasuredRuns([], settings=settings).summary(decoder)
+    assert make.call_count == 3
+    for _ in range(2):
+        cost.MeasuredRuns([], settings=settings).summary({"_target_": "mine.Decoder"})
+    assert make.call_count == 5
