@@ -4,12 +4,12 @@
 number may be above; one that is 1 % below lowers its own. `engine.yaml` holds today's numbers of
 `core`, `decoding` and `methods`. `python -m tests.style.test_house` prints both.
 
-Sizes of files and functions, number of parameters, headers; no import circle, no class name twice,
-no word of the old dialect; and a few things that are never written here: token ids, path hacks,
-bare excepts, keyword tunnels, paths of one machine. Only the store's modules for files open, list,
-write or remove below a results folder. Only `core/output.py` writes to the terminal, so that all
-that is shown is cleaned. Tests reach no other machine (conftest.py); those that docs/security.md
-names exist.
+Sizes of files and functions, headers; no import circle, no class name twice, no word of the old
+dialect; and a few things that are never written here: token ids, path hacks, keyword tunnels, paths
+of one machine (ruff finds bare excepts and counts parameters). Only the store's modules for files
+open, list, write or remove below a results folder. Only `core/output.py` writes to the terminal, so
+that all that is shown is cleaned. Tests reach no other machine (conftest.py); those that
+docs/security.md names exist.
 """
 
 from __future__ import annotations
@@ -214,7 +214,6 @@ FILE_LINES = 800
 FUNCTION_LINES = 60
 FUNCTION_LINES_P90 = 35
 FUNCTION_LINES_MEDIAN = 12
-PARAMETERS = 8
 HEADER_WORDS = 6
 
 API = ROOT / "dllm_bench" / "api"  # whose functions take settings by their names
@@ -256,12 +255,6 @@ def length(function: Function) -> int:
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
-def parameters(function: Function) -> int:
-    a = function.args
-    names = [arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
-    return len([name for name in names if name not in ("self", "cls")])
-
-
 def offences(path: Path) -> Iterator[str]:
     """Yield every broken rule of one Python file, as a sentence with its line."""
     source = path.read_text(encoding="utf-8")
@@ -274,11 +267,7 @@ def offences(path: Path) -> Iterator[str]:
         where = f"line {function.lineno}: {function.name}"
         if length(function) > FUNCTION_LINES:
             yield f"{where} has {length(function)} lines, at most {FUNCTION_LINES}"
-        if parameters(function) > PARAMETERS:
-            yield f"{where} has {parameters(function)} parameters, at most {PARAMETERS}"
     for node in ast.walk(tree):
-        if isinstance(node, ast.ExceptHandler) and node.type is None:
-            yield f"line {node.lineno}: bare except"
         match node:
             case ast.Attribute(value=ast.Name(id="sys"), attr="path"):
                 yield f"line {node.lineno}: touches the module search path"
@@ -394,11 +383,8 @@ def test_a_public_class_name_is_used_once() -> None:
 BROKEN = '''"""A file that breaks the rules, to show that the ratchets can fail."""
 import sys
 sys.path.append(".")
-def f(a, b, c, d, e, g, h, i, j, **rest):
-    try:
-        return 126336
-    except:
-        return SpecialTokens(mask=3, eos=0)
+def f(**rest):
+    return 126336, SpecialTokens(mask=3, eos=0)
 '''
 
 
@@ -406,7 +392,7 @@ def test_limits_can_be_broken(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text(BROKEN)
     found = "\n".join([*offences(path), *package_offences(path)])
-    for word in ("9 parameters", "bare except", "search path", "**rest", "126336", "SpecialTokens"):
+    for word in ("search path", "**rest", "126336", "SpecialTokens"):
         assert word in found
     path.write_text("x = '/mnt/data1/models'\n")
     assert list(machine_paths(path)) == ["/mnt/d"]
