@@ -29,15 +29,13 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_plug_in_goes_through_a_run_and_a_table(tmp_path, capsys) -> None:
+def test_a_plug_in_goes_through_a_run_and_a_table(tmp_path, command) -> None:
     assert {"strided", "vanilla"} <= set(db.decoders())
-    choice = ("model=stride-llada", "decoder=strided", "benchmark=sums", "hardware=cpu", "limit=2")
-    assert main(["run", *choice, f"paths.results={tmp_path}"]) == 0
+    command("run model=stride-llada decoder=strided benchmark=sums hardware=cpu limit=2")
     before = db.table("stride/table1", profile="own", results=tmp_path).to_pandas()
     assert list(before.state) == ["sealed", "missing"]
-    flags = ("--profile", "own", "--results", str(tmp_path))
-    assert main(["table", "stride/table1", *flags, "--run"]) == 0
-    assert "1 of 2 runs looked up: made on 20" in capsys.readouterr().out
+    said = command("table stride/table1 --profile own --run")
+    assert "1 of 2 runs looked up: made on 20" in said
     cells = db.table("stride/table1", profile="own", results=tmp_path)
     frame = cells.to_pandas().set_index("decoder")
     assert frame.measured["two"] > frame.measured["four"] > 1
@@ -48,14 +46,13 @@ def test_a_plug_in_goes_through_a_run_and_a_table(tmp_path, capsys) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("plugin")
-def test_python_and_the_report_show_the_items_that_the_command_shows(tmp_path: Path) -> None:
+def test_python_and_the_report_show_the_items_that_the_command_shows(tmp_path, command) -> None:
     """Runs with fewer items than the table asks for: their common number."""
-    given = ("--profile", "own", "--results", str(tmp_path))
-    assert main(["table", "stride/table1", *given, "--run", "--limit", "1"]) == 0
-    assert main(["table", "stride/table1", *given]) == 0
+    command("table stride/table1 --profile own --run --limit 1")
+    command("table stride/table1 --profile own")
     table = db.table("stride/table1", profile="own", results=tmp_path)
     assert list(table.to_pandas().state) == ["sealed", "sealed"]
-    assert main(["report", *given]) == 0
+    command("report --profile own")
     written = [path.read_text() for path in tmp_path.rglob("*.csv")]
     assert written == [render(table.built)["csv"]] * 2, "by the command and by the report"
 

@@ -119,10 +119,9 @@ def test_two_runs_are_compared_by_record_or_hash(runs) -> None:
     assert list(db.compare(first, other).to_pandas()) == alike
 
 
-def test_why_a_sample_is_wrong_can_be_seen(runs, capsys) -> None:
+def test_why_a_sample_is_wrong_can_be_seen(runs, command) -> None:
     folder, (first, *_) = runs
-    assert main(["show", first.spec.short, "--sample", "0", "--results", str(folder)]) == 0
-    shown = capsys.readouterr().out
+    shown = command(f"show {first.spec.short} --sample 0 --results {folder}", here=False)
     assert shown.startswith("prompt:\nQuestion: ")
     gold, _, rest = shown.partition("right answer:")[2].partition("read from the text: ")
     answer = rest.split()[0]

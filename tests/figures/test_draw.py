@@ -47,7 +47,7 @@ from dllm_bench.figures.spec import (
 from dllm_bench.runs import token_replay
 from dllm_bench.store.store import Store
 from dllm_bench.tables.frame import BuiltTable
-from dllm_bench.tables.load import load_profile, names_of
+from dllm_bench.tables.load import load_profile, names_of, read_csv
 from dllm_bench.tables.spec import Instead
 from scripts.redraw_figures import measured_points
 from tests.figures.builders import (
@@ -159,14 +159,10 @@ def test_ours_and_the_papers_share_a_panel(name: str) -> None:
             assert slot.names[0] not in own or not any(ours.y)
 
 
-def numbers() -> list[dict[str, str]]:
-    """Return the numbers that the papers print for a figure that we draw."""
-    with (REPORTED_FIGURES / "figure_numbers.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [row for row in rows if f"{row['paper']}/figure{row['figure']}" in FIGURES]
-
-
-DRAWN = [row for row in numbers() if row["metric"] not in SWEEP]
+ROWS = read_csv(REPORTED_FIGURES / "figure_numbers.csv")
+NUMBERS = [row for row in ROWS if f"{row['paper']}/figure{row['figure']}" in FIGURES]
+"""Those that the papers print for a figure that we draw."""
+DRAWN = [row for row in NUMBERS if row["metric"] not in SWEEP]
 
 
 @pytest.mark.parametrize("row", DRAWN, ids=lambda row: "-".join(list(row.values())[:5]))
@@ -180,7 +176,7 @@ def test_every_printed_number_is_drawn(row: dict[str, str]) -> None:
 
 def test_the_numbers_of_a_sweep_are_those_of_ours() -> None:
     figure = load_figure("creditdecoding/figure6")
-    said = {row["metric"]: float(row["value"]) for row in numbers() if row["metric"] in SWEEP}
+    said = {row["metric"]: float(row["value"]) for row in NUMBERS if row["metric"] in SWEEP}
     assert set(said) == SWEEP
     for name, other in (("alpha", "beta"), ("beta", "alpha")):
         at = [float(x) for value, x in figure.at.items() if figure.group[value] == name]

@@ -109,7 +109,7 @@ def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(swept, comm
     assert all("null" in s for s in site_run.scripts(record, samples, prompts, str, {}))
 
 
-def test_what_makes_another_run(tmp_path: Path) -> None:
+def test_what_makes_another_run() -> None:
     """Where the server is and how long it is waited for does not; what is sent to it does."""
     first = spec_of()
     assert compose([])["decoder"]["name"] == inputs.DEFAULT_DECODER

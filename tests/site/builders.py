@@ -7,9 +7,9 @@ rejected, not verified.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,27 +90,14 @@ def fill(root: Path) -> dict[str, RunRecord]:
     return {"table": of_table, "lookahead": one, "drafts": two}
 
 
-def make(
-    root: Path,
-    out: Path | None = None,
-    only: Sequence[str] = (),
-    all_tables: bool = False,
-    most_pages: int | None = None,
-) -> list[str]:
+def make(root: Path, out: Path | None = None, **settings: Any) -> list[str]:
     """Return the site of these results; tokens by `WORDS`, the one table the small one."""
+    out = out or root / "site"
     with pytest.MonkeyPatch().context() as patched:
         patched.setattr(RunSpec, "from_config", staticmethod(builders.spec_of))
         patched.setattr(site_module, "names_of", lambda kind: ["small/table1"] * (kind == "table"))
         patched.setattr(site_module, "load_table", lambda name: builders.small_table())
         patched.setattr(site_module, "load_profile", lambda name: builders.TINY)
         patched.setattr(TextSource, "decode", lambda self, spec: lambda ids: WORDS[ids[0]])
-        builder = SiteBuilder(
-            store=Store(root / "runs"),
-            out=out or root / "site",
-            profile="embedded",
-            compose=builders.compose,
-            only=only,
-            all_tables=all_tables,
-            most_pages=most_pages,
-        )
-        return list(builder.build())
+        store = Store(root / "runs")
+        return list(SiteBuilder(store, out, "embedded", builders.compose, **settings).build())

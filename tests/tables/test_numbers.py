@@ -43,11 +43,6 @@ SCORE = TableMetric("score", "Score", "score")
 TPF = TableMetric("tpf", "TPF", "tpf/committed")
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> BuiltTable:
-    return derived(tmp_path_factory.mktemp("runs"), FULL)
-
-
 def cell(built: BuiltTable, decoder: str, benchmark: str, metric: str) -> Row:
     """Return the row of Alpha with these keys."""
     return built.cells.loc["alpha", decoder, benchmark, metric]
