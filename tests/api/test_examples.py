@@ -75,17 +75,15 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def shown_by(notebook: Any) -> str:
-    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    return "\n".join(map(as_text, outputs))
-
-
-def as_text(output: Any) -> str:
-    """Return an output's text, and the kinds of data it has."""
-    if output.output_type == "error":
-        return f"ERROR {output.ename}: {output.evalue}"
-    data = output.get("data", {})
-    texts = (output.get("text", ""), data.get("text/plain", ""), data.get("text/html", ""))
-    return " ".join([*texts, *data])
+    """Return the texts of the outputs, and the kinds of data that they have."""
+    shown = []
+    for output in (output for cell in code_cells(notebook) for output in cell.outputs):
+        if output.output_type == "error":
+            shown.append(f"ERROR {output.ename}: {output.evalue}")
+        data = output.get("data", {})
+        texts = (output.get("text", ""), data.get("text/plain", ""), data.get("text/html", ""))
+        shown += [*texts, *data]
+    return "\n".join(shown)
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

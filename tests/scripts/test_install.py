@@ -72,8 +72,6 @@ def test_every_table_and_figure_has_a_target() -> None:
     wanted = [(kind, name) for kind in ("table", "figure") for name in names_of(kind)]
     found = commands(*(name.replace("/", "-") for _, name in wanted))
     assert sorted(found) == sorted(f"{kind} {name} --run" for kind, name in wanted)
-    both = [f"{kind} decoders/library --run" for kind in ("table", "figure")]
-    assert commands("decoders-library") == both
 
 
 def test_a_launcher_sends_and_waits() -> None:
