@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics import definitions
 from dllm_bench.paths import read_yaml
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
-from dllm_bench.tables.derive import measure, measure_run, number_of, paired_scores
+from dllm_bench.tables.derive import measure, measure_run, paired_scores
 from dllm_bench.tables.frame import BuiltTable, CellVerdict, Row, build
 from dllm_bench.tables.load import parse_table
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, cells_with_runs, combined_run
@@ -101,16 +100,6 @@ def test_an_average_shows_the_setting_that_its_parts_share(tmp_path) -> None:
     shown = [cell(built, decoder, "average", "k") for decoder in ("lost", "quicker")]
     found = [(one.state, one.text, one.reason) for one in shown]
     assert found == [("setting", "9", ""), ("setting", "", "its runs differ in decoder.k")]
-
-
-@pytest.mark.parametrize("metric", ["score", "tpf/committed", "tps/no_first_step", "step_ms"])
-def test_samples_give_the_number_back(metric: str) -> None:
-    """Entry 0 of an array is the data, and the others are resamples of it."""
-    one = record("quiz", 11)
-    measured = definitions.measure(metric, one.samples) if metric != "score" else None
-    value, *drawn = number_of(planned_with(one, TableMetric("m", "M", metric)))
-    assert value == (100 * one.score.mean if measured is None else measured)
-    assert np.mean(drawn) == pytest.approx(value, rel=0.01)
 
 
 def test_pairing_narrows_the_interval_of_a_difference() -> None:
