@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isnan
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -137,14 +136,6 @@ def test_what_is_not_comparable_has_no_interval_and_a_ratio_to_zero_no_value() -
     itself, to_zero = (row(with_parts(ratio, many, other)) for other in (many, none))
     assert itself.value == 1.0 and isnan(other_items.low) and isnan(itself.low)
     assert isnan(to_zero.value) and to_zero.status == "undefined"
-
-
-def test_formulas_nest() -> None:
-    parts = [planned_with(record("quiz", right), SCORE) for right in (9, 12, 20, 33)]
-    values = [measure(part)[0] for part in parts]
-    averages = [with_parts(SCORE, *parts[:2]), with_parts(SCORE, *parts[2:])]
-    gain = with_parts(replace(SCORE, over={"d": "x"}, gain=True), *averages)
-    assert measure(gain)[0] == pytest.approx(100 * (fmean(values[:2]) / fmean(values[2:]) - 1))
 
 
 def test_benchmarks_that_are_one_run_enter_an_average_once(tmp_path) -> None:

@@ -487,13 +487,6 @@ def test_without_a_sealed_run_of_the_decoder_the_others_speak_for_it() -> None:
     assert model.estimate(missing(decoder={"name": "dream", **single})).forwards == 20 * 64
 
 
-def test_seconds_are_scaled_by_what_was_measured() -> None:
-    run = missing()
-    each = ms_of(run.config) / 1000
-    found = model_of(run, sealed(10, 3 * 10 * each, decoder={"name": "credit"})).estimate(run)
-    assert found.seconds == pytest.approx(3 * found.forwards * each)
-
-
 def test_what_is_done_costs_nothing_more() -> None:
     run = replace(missing(), done=15, total=20)
     whole, part = (model_of().estimate(each) for each in (missing(), run))
