@@ -485,12 +485,6 @@ def test_what_has_no_number_says_why() -> None:
     assert "dllm-bench run decoder=lopa model=tiny-alpha" in said
 
 
-def test_reported_points_stay_apart() -> None:
-    reported = list(small_built().drawn(measured=False).itertuples())
-    assert [(p.series, p.x, p.y) for p in reported] == [("alpha", 0.5, 2.5), ("beta", 2.0, 3.0)]
-    assert {(p.panel, p.kind, p.run, p.state) for p in reported} == {("quiz", "printed", "", "")}
-
-
 def test_x_may_be_a_setting_or_another_metric(tmp_path) -> None:
     figure = small()
     setting = replace(figure.draw, x=XAxis("Length", setting="benchmark.max_new_tokens"))

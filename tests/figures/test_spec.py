@@ -74,12 +74,6 @@ def test_a_sweep_is_a_value_per_number() -> None:
     assert figure.facet_labels("number") == {"alpha": "a, b fixed", "beta": "b, a fixed"}
 
 
-def test_a_rule_may_name_a_sweep() -> None:
-    cells = [cell.keys for cell in small().table.cells()]
-    assert {keys["number"] for keys in cells if keys["task"] == "code"} == {"alpha-0.5", "alpha-1"}
-    assert len(cells) == (4 + 2) * 2
-
-
 def test_two_numbers_of_one_thing_are_one_point(tmp_path) -> None:
     head = (SMALL / "figure.yaml").read_text().partition("reported:")[0]
     pairs = "file: pairs.csv, kind: printed, pair: {metric: [speed, score]}, series: {who}"

@@ -40,7 +40,7 @@ from dllm_bench.store import inputs
 from dllm_bench.store.files import checked
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec, slug
-from dllm_bench.store.store import RECORD, SPEC, Store, read_samples
+from dllm_bench.store.store import RECORD, SPEC, Store
 from dllm_bench.tables import frame as tables
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.frame import BuiltTable
@@ -232,16 +232,6 @@ def test_a_run_page_says_what_the_record_says(site: Path, records: dict[str, Run
     assert f"{tpf:.4g}" in text
     assert [sample["id"] for sample in payloads(site, record)] == record.columns["id"]
     assert [sample["verdict"] for sample in payloads(site, record)] == record.columns["verdict"]
-
-
-def test_a_run_without_samples_has_no_empty_page_of_samples(site: Path, root: Path) -> None:
-    store, found = Store(root / "runs"), set()
-    for record in store.records():
-        has, page = bool(read_samples(store.path(record.spec))), run_address(record.spec.short)
-        assert any("sample.html" in link for link in parsed(site / page).links) == has
-        assert (site / page).with_name("sample.html").is_file() == has
-        found.add(has)
-    assert found == {True, False}
 
 
 def test_the_board_counts_cells_by_standing(site: Path) -> None:
