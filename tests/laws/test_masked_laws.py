@@ -40,7 +40,7 @@ from dllm_bench.methods.dream import Epsilon
 from dllm_bench.methods.fast_dllm import Factor, HierarchicalCache, Hierarchy, Ration, SubBlocks
 from dllm_bench.methods.history import Credit
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import ROLES, Watched, tiny_denoiser, whole_forward
+from tests.helpers import ROLES, Watched, tiny_denoiser
 from tests.pieces import CutAt, decoders, needs_unshifted
 from tests.tiers import covering
 
@@ -175,30 +175,6 @@ def test_batched_rows_may_be_left_out(name: str) -> None:
 REQUEST = Request("loop", tuple(range(3, 14)), 32)
 SCHEDULES = covering(3, [Blocks(8), Blocks(None), Pipeline(8, 0.5, 0.5)])
 CACHES = [NoCache(), BlockCache("full"), PrefixCache(), DualCache()]
-
-
-@pytest.mark.parametrize("scale", [0.5, 2.0])
-def test_guidance_is_the_published_formula(model, scale) -> None:
-    """LLaDA's semi-autoregressive loop with guidance, one token per forward, written down."""
-    prompt = len(REQUEST.prompt_ids)
-    x = torch.full((1, prompt + 16), ROLES["mask"])
-    x[0, :prompt] = torch.tensor(REQUEST.prompt_ids)
-    for step in range(16):
-        blind = x.clone()
-        blind[:, :prompt] = ROLES["mask"]
-        with_prompt, without = whole_forward(model, x)[0], whole_forward(model, blind)[0]
-        logits = without + (scale + 1) * (with_prompt - without)
-        logits[:, ROLES["mask"]] = -torch.inf
-        sure, ids = logits.softmax(-1).max(-1)
-        begin = prompt + step // 8 * 8
-        sure[:begin], sure[begin + 8 :] = -1, -1
-        sure[x[0] != ROLES["mask"]] = -1
-        x[0, sure.argmax()] = ids[sure.argmax()]
-    decoder, request = replace(BASE, select=TopK()), replace(REQUEST, max_new_tokens=16)
-    generation = replace(decoder, guidance=scale).generate(model, request)
-    assert list(generation.ids) == x[0, prompt:].tolist()
-    assert {forward.branches for forward in generation.trace.forwards} == {2}
-    assert decoder.generate(model, request).ids != generation.ids
 
 
 def test_guidance_goes_with_lookahead_and_pipeline(model) -> None:
