@@ -2,11 +2,13 @@
 
 A round tells the host the masks of its window's blocks alone; here every round of many decoders is
 compared with a count over the whole canvas. A canvas may grow (DAEDAL): what is inserted moves
-tokens and changes nothing else, as the trace tells.
+tokens and changes nothing else, as the trace tells. A buffer of blocks (MultiBD) is between block
+diffusion and D2F's pipeline; in WeDLM's window, attention is causal in feed order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise, product
@@ -18,17 +20,29 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, LAST, LEFT, BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Round, Stop, StopFlags
-from dllm_bench.core.request import Request
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.defaults import Filled, Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
-from dllm_bench.methods.caches import NoCache
-from dllm_bench.methods.common import AnyOf, Blocks, Confidence, Eos, Pipeline, Threshold
+from dllm_bench.methods.caches import BlockCache, NoCache
+from dllm_bench.methods.causal_masks import FeedOrder, NearEntropy, Sliding
+from dllm_bench.methods.common import (
+    AnyOf,
+    Best,
+    Blocks,
+    Confidence,
+    Eos,
+    NegEntropy,
+    Pipeline,
+    Threshold,
+)
 from dllm_bench.methods.fast_dllm import SubBlockGrid, SubBlocks
 from dllm_bench.methods.lengths import AdaBlock, Daedal, MaskLast
-from tests.helpers import VOCAB, Watched
+from dllm_bench.methods.revising import BlockBuffer, Edit, EditBlocks
+from tests.helpers import VOCAB, Watched, tiny_denoiser
 from tests.pieces import Table
 from tests.tiers import covering, covering_pairs
 
@@ -217,3 +231,165 @@ def test_mask_last_keeps_other_candidates() -> None:
     assert last.raw_KW is not None and torch.equal(last.raw_KW, plain.confidence_KW)
     assert (last.probability_KW[masks_KW] == 0).all() and (last.confidence_KW[masks_KW] < 0).all()
     assert (last.ids_KW != SPECIAL.mask).all()
+
+
+# --- a buffer of blocks (MultiBD) -----------------------------------------------------------------
+
+REQUESTS = [Request("buffer", tuple(range(3, 3 + n)), 40) for n in (1, 8, 11)]
+BY_8 = Blocks(8, sees_future=False, absolute=True, whole=True)
+BUFFER = BlockBuffer(block=8, tau_add=0.1, tau_act=0.5, size=3)
+BUFFERED = MaskedDecoder(Confidence(), Threshold(0.4), BUFFER, BlockCache())
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_denoiser("sdar", 4)
+
+
+def decode(model: Any, *requests: Request, **changes: Any) -> list[Generation]:
+    decoder = replace(BUFFERED, **changes)
+    return [decoder.generate(model, request) for request in requests or REQUESTS]
+
+
+def texts(generations: list[Generation]) -> list[Any]:
+    return [(one.ids, one.born) for one in generations]
+
+
+def facts(generations: list[Generation]) -> list[Any]:
+    rows = [[(row.fed, row.cached) for row in one.trace.forwards] for one in generations]
+    return [*zip(texts(generations), rows, strict=True)]
+
+
+def test_a_buffer_of_one_block_is_block_diffusion(model: Any) -> None:
+    one = replace(BUFFER, size=1)
+    assert facts(decode(model, schedule=one)) == facts(decode(model, schedule=BY_8))
+
+
+def test_a_buffer_without_a_bound_is_a_pipeline(model: Any) -> None:
+    """Behind a prompt of one block, which lies on both grids."""
+    wide, pipeline = replace(BUFFER, size=99), Pipeline(8, tau_add=0.1, tau_act=0.5)
+    found, wanted = (decode(model, REQUESTS[1], schedule=s) for s in (wide, pipeline))
+    assert facts(found) == facts(wanted) and facts(found) != facts(decode(model, REQUESTS[1]))
+
+
+def test_an_exact_cache_changes_nothing(model: Any) -> None:
+    assert texts(decode(model)) == texts(decode(model, cache=NoCache("block_causal")))
+
+
+EDITS = EditBlocks(tau=0.2, rounds=3)
+
+
+def test_editing_a_buffer_of_one_block_is_editing_the_open_block(model: Any) -> None:
+    one, edit = replace(BUFFER, size=1), Edit(tau=0.2, rounds=3, ignores_last=True)
+    quick = Threshold(0.2)  # or a block is left before it has had its rounds
+    found = decode(model, select=quick, schedule=one, revise=EDITS)
+    assert facts(found) == facts(decode(model, select=quick, schedule=BY_8, revise=edit))
+    assert facts(found) != facts(decode(model, select=quick, schedule=one)), "it edits something"
+
+
+def test_several_blocks_are_edited_at_once(model: Any) -> None:
+    """Also under an exact cache, into which no block gets that is edited afterwards."""
+    found = decode(model, revise=EDITS)
+    none = decode(model, revise=EDITS, cache=NoCache("block_causal"))
+    assert texts(found) == texts(none)
+    for generation, plain in zip(found, none, strict=True):
+        edits = [row.changes for row in generation.trace.forwards]
+        assert edits == [row.changes for row in plain.trace.forwards]
+        first = -len(generation.ids) % 8
+        assert any(len({(first + e.position) // 8 for e in row}) > 1 for row in edits)
+
+
+def test_no_block_opens_beside_an_unstable_one(model: Any) -> None:
+    """Of which every token is to be the candidate of its row; none is in the first forward."""
+    watched, request = Watched(model), Request("unstable", (3, 4, 5, 6, 7), 40)
+    decode(watched, request, revise=replace(EDITS, stable=1.0))
+    assert watched.plans[0].feed[1] == 8
+    wide = [plan for plan in watched.plans if plan.rows[1] - plan.rows[0] > 8]
+    free = Watched(model)
+    decode(free, request, revise=EDITS)
+    assert free.plans[0].feed[1] == 16
+    assert len(wide) < sum(plan.rows[1] - plan.rows[0] > 8 for plan in free.plans)
+
+
+class MaskingAgain(Watched):
+    """Predicts the mask token at every position in every second forward."""
+
+    def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
+        logits_KRV = super().forward(tokens_KL, plan, kv)
+        logits_KRV[..., self.special.mask] += 99 if len(self.plans) % 2 == 0 else -99
+        return logits_KRV
+
+
+def test_a_block_is_left_after_a_number_of_forwards(model: Any) -> None:
+    """As many as its positions and `rounds`, and one that fills it."""
+    watched, request = MaskingAgain(model), Request("again", tuple(range(3, 11)), 16)
+    edits, one = EditBlocks(tau=0.0, rounds=16), replace(BUFFER, size=1)
+    slow = {"select": Threshold(1.0, strict=True), "forbid_mask": False}
+    (generation,) = decode(watched, request, schedule=one, revise=edits, **slow)
+    assert len(watched.plans) == 2 * (8 + 16 + 1) + 1, "the second begins with a mask"
+    assert model.special.mask not in generation.ids
+
+
+def test_a_canvas_has_whole_blocks() -> None:
+    sizes = {(5, 40, False): 48, (5, 40, True): 40, (8, 40, False): 48, (9, 3, True): 16}
+    for (prompt, new, floor), length in sizes.items():
+        assert replace(BUFFER, floor=floor).grid(prompt, new).length == length
+
+
+# --- a window that moves on, causal in feed order (WeDLM) -----------------------------------------
+
+WINDOW = MaskedDecoder(NegEntropy(), NearEntropy(3.2), Sliding(8), FeedOrder())
+SHORT = Blocks(8, sees_future=False, short=True)
+FED = MaskedDecoder(Confidence(), Threshold(0.2), SHORT, FeedOrder())
+ONE_BY_ONE = replace(WINDOW, select=Best(1), schedule=Blocks(1, sees_future=False))
+
+
+@dataclass(frozen=True)
+class Uncached(FeedOrder):
+    """The same attention over everything in every forward."""
+
+    def plan(self, round: Round) -> ForwardPlan:
+        everything = replace(super().plan(round), store=(0, 0))
+        assert everything.feed[0] == 0
+        return everything
+
+
+def windowed(model: Any, decoder: MaskedDecoder, **changes: Any) -> list[Any]:
+    changed = replace(decoder, **changes)
+    return texts([changed.generate(model, request) for request in REQUESTS])
+
+
+NEAREST = NearEntropy(None, penalty=math.log(VOCAB) + 0.1)  # which is above every entropy
+
+
+@pytest.mark.parametrize("part", [{"schedule": Sliding(1)}, {"select": NEAREST}], ids=str)
+def test_it_is_greedy_decoding_from_left_to_right(model: Any, part: dict[str, Any]) -> None:
+    """Masks after the first one change nothing: no row before them sees them."""
+    found = windowed(model, WINDOW, **part)
+    one_by_one = windowed(model, ONE_BY_ONE)
+    assert found == one_by_one and all(born == tuple(range(40)) for _, born in found)
+    assert found != windowed(model, WINDOW), "else the law says nothing"
+
+
+def test_whatever_its_blocks_the_attention_is_causal() -> None:
+    plain = replace(FED, cache=BlockCache())
+    forms = [one.summary().attention for one in (WINDOW, FED, plain)]
+    assert forms == ["feed_order", "feed_order", "block_causal"]
+
+
+@pytest.mark.parametrize("decoder", [WINDOW, FED], ids=["window", "blocks"])
+def test_the_cache_changes_nothing(model: Any, decoder: MaskedDecoder) -> None:
+    assert windowed(model, decoder) == windowed(model, decoder, cache=Uncached())
+
+
+@pytest.mark.parametrize("overruns", [False, True])
+def test_the_window_stays_at_an_end_token_unless_it_overruns(overruns: bool) -> None:
+    """The end token is filled first: the least entropy is there."""
+    watched = Watched(tiny_denoiser("llada", 4), ending=len(REQUESTS[2].prompt_ids) + 5)
+    one_each = replace(WINDOW, select=NearEntropy(None), schedule=Sliding(8, overruns))
+    ids = replace(one_each, stop=Eos("token")).generate(watched, REQUESTS[2]).ids
+    eos = watched.special.eos
+    ended = [bool((canvas_KL == eos).any()) for canvas_KL in watched.canvases]
+    assert any(ended) and eos in ids
+    stops = [plan.rows[1] for plan, is_after in zip(watched.plans, ended, strict=True) if is_after]
+    assert (len({*stops, watched.plans[ended.index(True) - 1].rows[1]}) == 1) != overruns

@@ -1,4 +1,5 @@
-"""Laws of branches: lookahead, and drafts that a masked model makes for itself (FreeDave, SSD).
+"""Laws of branches: lookahead, and drafts that a masked model makes for itself (FreeDave, SSD,
+S2D2).
 
 Confidences are compared with their definition, drafting decoders with themselves without drafts;
 which draft continues is recorded for FreeDave's own code (`tests/golden`).
@@ -6,6 +7,7 @@ which draft continues is recorded for FreeDave's own code (`tests/golden`).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import chi2
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
@@ -24,6 +27,7 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import CREATION, Lookahead, SelfDraft
 from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
+    Best,
     Blocks,
     Confidence,
     Eos,
@@ -32,10 +36,12 @@ from dllm_bench.methods.common import (
     Pipeline,
     Threshold,
     TopK,
+    Union,
 )
 from dllm_bench.methods.confidence_rules import GAP
 from dllm_bench.methods.fast_dllm import FirstOfBlock, VicinityCache
 from dllm_bench.methods.history import HISTORY
+from dllm_bench.methods.s2d2 import SelfVerified, drawn
 from tests.helpers import ROLES, Watched, tiny_denoiser
 from tests.pieces import opened, pieces
 from tests.tiers import covering
@@ -218,3 +224,77 @@ def test_selectors_choose_in_each_branch_by_its_scores(name: str) -> None:
         alone = chosen(select, scores.pick(k), window.pick(k), state.pick(k))
         for one, all_ in zip(alone, together, strict=True):
             assert torch.equal(one[0], all_[k])
+
+
+# --- S2D2: never verified it is its base, always verified it decodes token by token ---------------
+
+SURE = Union(Threshold(0.3, strict=True), Best(1))
+ALWAYS = SelfVerified(inner=SURE, causal="decoded")
+BY_8 = Blocks(8, sees_future=False, absolute=True, whole=True)
+VERIFIED = MaskedDecoder(Confidence(), SURE, BY_8, BlockCache())
+
+
+def verified(select: Select, **changes: Any) -> list[Generation]:
+    decoder = replace(VERIFIED, select=select, **changes)
+    return [decoder.generate(of_layout("sdar"), request) for request in REQUESTS]
+
+
+def texts(generations: list[Generation]) -> list[Any]:
+    return [(one.ids, one.born, len(one.trace)) for one in generations]
+
+
+@pytest.mark.parametrize("never", [{"least": 9}, {"worth": 9.0}], ids=["least", "worth"])
+def test_drafts_that_are_never_verified_are_the_base(never: dict[str, Any]) -> None:
+    assert texts(verified(SelfVerified(inner=SURE, **never))) == texts(verified(SURE))
+
+
+def test_drafts_that_are_always_verified_are_blocks_of_one_token() -> None:
+    one_by_one = verified(Best(1), schedule=replace(BY_8, block=1))
+    found = verified(ALWAYS)
+    for own, wanted in zip(found, one_by_one, strict=True):
+        assert own.ids[: len(wanted.ids)] == wanted.ids
+    assert sum(len(one.trace) for one in found) < 2 * sum(len(one.trace) for one in one_by_one)
+
+
+@pytest.mark.parametrize("causal", ["none", "finished", "decoded"])
+def test_an_exact_cache_changes_no_verification(causal: Any) -> None:
+    select = replace(ALWAYS, causal=causal, worth=-0.5)
+    none = verified(select, cache=NoCache("block_causal"))
+    assert texts(verified(select)) == texts(none)
+
+
+def test_a_verification_is_filled_up() -> None:
+    """By the best drafts or the first, and by all above a threshold."""
+    three = replace(ALWAYS, temperature=1.0, number=3)
+    first, best = (verified(replace(three, fill=fill)) for fill in ("first", "best"))
+    above = verified(replace(three, fill_above=0.0))
+    for request, generation in zip(REQUESTS * 2, (*first, *best), strict=True):
+        counts, prompt = Counter(generation.born), len(request.prompt_ids)
+        blocks = (generation.born[max(at - prompt, 0) : at + 8 - prompt] for at in range(0, 56, 8))
+        ends = {max(block) for block in blocks if block}
+        assert all(count >= 3 for born, count in counts.items() if born not in ends)
+    for generation in first:
+        assert list(generation.born) == sorted(generation.born)
+    assert texts(first) != texts(best)
+    assert sum(len(one.trace) for one in above) < sum(len(one.trace) for one in best)
+
+
+def test_no_seed_changes_what_is_not_drawn() -> None:
+    """The released greedy loop draws."""
+    for temperature in (0.0, 1.0):
+        decoder = replace(VERIFIED, select=replace(ALWAYS, temperature=temperature))
+        requests = [replace(REQUESTS[2], seed=seed) for seed in range(4)]
+        found = {decoder.generate(of_layout("sdar"), request).ids for request in requests}
+        assert (len(found) > 1) == decoder.summary().uses_seed == (temperature > 0)
+
+
+def test_accepted_and_sampled_tokens_have_the_law_of_the_verifier() -> None:
+    draft_V, law_V = torch.tensor([[0.5, 0.2, 0.2, 0.1], [0.1, 0.3, 0.2, 0.4]])
+    count, generator = 4000, torch.Generator().manual_seed(0)
+    drafts_K = torch.multinomial(draft_V, count, replacement=True, generator=generator)
+    accepted_K = torch.rand(count, generator=generator) < (law_V / draft_V)[drafts_K]
+    state = DecodeState.start(REQUESTS[0], SPECIAL)
+    sampled_K = drawn(law_V.expand(count, -1), draft_V.expand(count, -1), state)
+    found_V = torch.where(accepted_K, drafts_K, sampled_K).bincount(minlength=4)
+    wanted_V = count * law_V
+    assert ((found_V - wanted_V) ** 2 / wanted_V).sum() < chi2.ppf(1 - 1e-4, 3)

@@ -1,9 +1,12 @@
-"""Laws of the selectors: schedules of steps, budgets, runs of masks, and the adaptive samplers."""
+"""Laws of the selectors: schedules of steps, budgets, runs of masks, and the adaptive samplers; and
+of Learn2PD's pieces: learned filter, oracle, end-of-text prediction."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores
+from dllm_bench.core.contracts import Score, Scores, Select
 from dllm_bench.core.decoder import Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -19,11 +22,12 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.methods.branches import Lookahead
-from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.caches import DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
     Best,
     Blocks,
     Confidence,
+    Eos,
     NegEntropy,
     Pipeline,
     Threshold,
@@ -37,10 +41,13 @@ from dllm_bench.methods.dream import Epsilon, Origin
 from dllm_bench.methods.fast_dllm import Hierarchy, Ration
 from dllm_bench.methods.fast_dllm_pp import FrechetBound
 from dllm_bench.methods.history import KLHistory, Stable
+from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter, Oracle
 from dllm_bench.methods.position_rules import Calibrated, Dilated, TokenCounts, pattern
-from tests.pieces import Table, opened
+from tests.helpers import ROLES, Watched
+from tests.pieces import RandomHead, Table, opened
+from tests.tiers import covering
 
-REQUEST = Request("laws", tuple(range(3, 20)), 32)
+REQUEST = Request("laws", tuple(range(3, 14)), 32)
 OFF = 1.0  # no probability is above it
 WHOLE = MaskedDecoder(Confidence(), TopK(), Blocks(None), NoCache())
 BY_8 = replace(WHOLE, schedule=Blocks(8))
@@ -51,8 +58,8 @@ OUT = 1e9  # a gap that no logits reach
 NEVER, ALWAYS = -1.0, 1e9  # nats: no entropy is below the first, none above the second
 
 
-def decoded(model, decoder: MaskedDecoder, **pieces) -> Generation:
-    return replace(decoder, **pieces).generate(model, REQUEST)
+def decoded(model, decoder: MaskedDecoder, request: Request = REQUEST, **pieces) -> Generation:
+    return replace(decoder, **pieces).generate(model, request)
 
 
 def same(one: Generation, other: Generation) -> bool:
@@ -62,6 +69,25 @@ def same(one: Generation, other: Generation) -> bool:
 def per_forward(generation: Generation) -> list[int]:
     return [generation.born.count(step) for step in range(len(generation.trace))]
 
+
+@dataclass(frozen=True)
+class Head:
+    """A filter whose outputs are a function of what it reads."""
+
+    of: Callable[[Tensor], Tensor]
+    block: int = 8
+
+    def __call__(self, confidence_KNB: Tensor) -> Tensor:
+        return self.of(confidence_KNB)
+
+
+def constant(logit: float) -> Head:
+    return Head(lambda confidence_KNB: torch.full_like(confidence_KNB, logit))
+
+
+REFUSES, STALLS = constant(-torch.inf), ("filter", "confidence")
+LAST_FIRST = Head(lambda shown_KNB: torch.arange(8.0).expand_as(shown_KNB) - 99)
+"""Trusts nothing, the last positions least of all not."""
 
 REDUCED = [  # a decoder, and two selectors of which it decodes the same
     (WHOLE, Epsilon(), TopK()),
@@ -79,6 +105,11 @@ REDUCED = [  # a decoder, and two selectors of which it decodes the same
         (BY_ENTROPY, EntropyBound(gamma, left_out="largest"), EntropyBound(gamma, left_out="last"))
         for gamma in (0.5, 2.0, 8.0)
     ),
+    # of equal logits the surest position counts
+    *((BY_8, Filter(head, stall=s), TopK()) for head in (REFUSES, constant(-30.0)) for s in STALLS),
+    (BY_8, Filter(constant(0.0), tau=0.5), TopK()),  # the threshold is strict
+    (BY_8, Filter(LAST_FIRST, stall="confidence"), TopK()),
+    (BY_8, Union(Filter(REFUSES), TopK()), TopK()),
 ]
 
 
@@ -255,3 +286,139 @@ def test_calibration_without_surprise_goes_from_left_to_right(model, position, t
         counts.write_text(text)
         with pytest.raises(DllmBenchError, match="There are no token counts.*above 0"):
             TokenCounts(str(counts))
+
+
+# --- Learn2PD: filter -----------------------------------------------------------------------------
+
+
+def test_a_filter_that_accepts_all_needs_one_forward_per_block(model) -> None:
+    generation = decoded(model, BY_8, select=Filter(constant(torch.inf)))
+    assert generation.born == tuple(i // 8 for i in range(32))
+
+
+def test_without_acceptance_the_filter_ranks(model) -> None:
+    """Last position of a block first."""
+    ranked = decoded(model, BY_8, select=Filter(LAST_FIRST))
+    assert ranked.born == tuple(8 * (i // 8) + 7 - i % 8 for i in range(32))
+    chosen = decoded(model, BY_8, select=Union(Filter(REFUSES), TopK()))
+    for generation, forced in ((ranked, 1), (chosen, 0)):
+        assert [forward.forced for forward in generation.trace.forwards] == [forced] * 32
+
+
+def test_the_filter_reads_the_models_probabilities(model) -> None:
+    """Of the whole block, whatever ranks; decoded positions may be shown as 1 instead."""
+
+    def shown(score: Score, committed: str) -> list[Tensor]:
+        seen: list[Tensor] = []
+        looks = Head(lambda shown_KNB: seen.append(shown_KNB) or torch.full_like(shown_KNB, -9.0))
+        select = Filter(looks, decoded=committed, stall="confidence")
+        decoded(model, BY_8, score=score, select=select)
+        return seen
+
+    plain, ones = shown(Confidence(), "model"), shown(Confidence(), "one")
+    assert plain[0].shape == (1, 1, 8) and all(((x > 0) & (x < 1)).all() for x in plain)
+    for others in (shown(NegEntropy(), "model"), ones):
+        assert torch.equal(plain[0], others[0])
+    assert [int((seen == 1).sum()) for seen in ones] == [*range(8)] * 4
+
+
+# --- Learn2PD: oracle -----------------------------------------------------------------------------
+
+LENIENT = Threshold(0.3)
+SELECTS: tuple[Select, ...] = (TopK(), TopK(3), LENIENT, Threshold(0.6), Filter(RandomHead()))
+REFERENCES = [(TopK(), Blocks(8)), (LENIENT, Blocks(8)), (LENIENT, Pipeline(8, 0.5, 0.5))]
+
+
+@pytest.mark.parametrize("stall", ["token", "block"])
+@pytest.mark.parametrize(("select", "schedule"), REFERENCES)
+def test_the_oracle_reproduces_its_reference(model, select, stall, schedule) -> None:
+    reference = replace(BY_8, select=select, schedule=schedule)
+    wanted = decoded(model, reference)
+    found = decoded(model, reference, select=Oracle(reference, stall))
+    assert found.ids == wanted.ids and len(found.trace) <= 32
+    if select == TopK():
+        assert len(found.trace) < len(wanted.trace)
+
+
+@pytest.mark.parametrize("stall", covering(2, ["token", "block"]))
+def test_the_oracle_needs_no_more_forwards_than_any_selector_of_the_same_text(model, stall) -> None:
+    """Selectors that are given the text by the same model: what they commit is never wrong."""
+    checked = 0
+    for seed in range(3):
+        request = replace(REQUEST, prompt_ids=tuple((7 * i + seed) % 90 for i in range(1, 12)))
+        texts = [decoded(model, BY_8, request, select=one) for one in SELECTS]
+        for wanted in texts:
+            known = replace(request, reference=wanted.ids)
+            oracle = decoded(model, BY_8, known, select=Oracle(stall=stall))
+            assert oracle.ids == wanted.ids
+            same = [other for other in texts if other.ids == wanted.ids]
+            assert all(len(oracle.trace) <= len(other.trace) for other in same)
+            checked += len(same)
+    assert checked >= 15
+
+
+def test_stall_rules_of_the_oracle(model) -> None:
+    """A reference nothing agrees with: the rule writes one token, or the block, per forward."""
+    strange = tuple((token + 1) % 90 for token in decoded(model, BY_8).ids)
+    request = replace(REQUEST, reference=strange)
+    rules = (Oracle(stall=stall) for stall in ("token", "block"))
+    token, block = (decoded(model, BY_8, request, select=rule) for rule in rules)
+    assert token.ids == block.ids == strange and len(block.trace) < len(token.trace)
+    assert max(forward.forced for forward in token.trace.forwards) == 1
+    assert max(forward.forced for forward in block.trace.forwards) > 1
+
+
+def test_a_reference_that_ends_early_is_followed_as_far_as_it_goes(model) -> None:
+    wanted = decoded(model, BY_8).ids
+    for stall in ("token", "block"):
+        request = replace(REQUEST, reference=wanted[:13])
+        found = decoded(model, BY_8, request, select=Oracle(stall=stall))
+        assert found.ids[:13] == wanted[:13]
+        assert len(found.ids) == 32 and ROLES["mask"] not in found.ids
+        assert len(set(found.born[16:])) == 16, "beyond it one token per forward"
+
+
+def test_the_reference_is_made_before_the_clock_starts(model) -> None:
+    oracle = replace(BY_8, select=Oracle(BY_8))
+    ready, watched = oracle.prepare(model, REQUEST), Watched(model)
+    generation = oracle.generate(watched, ready)
+    assert len(watched.canvases) == len(generation.trace) < 32
+    assert oracle.prepare(model, ready) is ready
+
+
+# --- Learn2PD: end-of-text prediction -------------------------------------------------------------
+
+
+ENDING = 30  # of the 43 positions: in the third block
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("ahead", [True, False], ids=["all that is fed", "open block"])
+def test_without_a_filter_the_surest_end_token_cuts(model, ahead) -> None:
+    """Checked on the forwards up to the first cut, written down; blocks of 8."""
+    watched, plain = (Watched(model, ending=ENDING) for _ in range(2))
+    generation = decoded(watched, BY_8, stop=EndOfTextPrediction(ahead))
+    for plan, (state, after) in zip(watched.plans, pairwise(watched.canvases), strict=False):
+        whole = replace(plan, rows=plan.feed)
+        logits = plain.forward(state, whole, plain.new_cache(state.shape[1]))
+        logits[..., ROLES["mask"]] = -torch.inf
+        sure, ids = logits[0].softmax(-1).max(-1)
+        ends = (ids == ROLES["eos"]) & (state[0] == ROLES["mask"])
+        if not ahead:
+            ends[plan.rows[0] + 8 :] = False
+        if ends.any():
+            break
+        assert after.shape == state.shape
+    surest = int(sure.masked_fill(~ends, -1).argmax())
+    assert after.shape[1] == surest + 1 < state.shape[1]
+    assert len(generation.ids) <= surest + 1 - len(REQUEST.prompt_ids)
+
+
+@pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache()], ids=str)
+def test_the_papers_rule_leaves_the_text_before_the_end_alone(model, cache) -> None:
+    decoder = replace(BY_8, select=Union(Filter(RandomHead(), tau=0.8), TopK()), cache=cache)
+    watched = [Watched(model, ending=ENDING) for _ in range(2)]
+    whole = decoded(watched[0], decoder)
+    stopped = decoded(watched[1], decoder, stop=Eos("block", turn_end=False))
+    assert stopped.ids == whole.ids[: 8 * (whole.ids.index(ROLES["eos"]) // 8 + 1)]
+    assert len(watched[1].canvases) < len(watched[0].canvases)
