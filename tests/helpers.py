@@ -300,7 +300,7 @@ def noting(
 
 
 class Watched:
-    """A model that keeps the canvas and the plan of every forward.
+    """A model that keeps the canvas, the plan and the logits of every forward.
 
     `ending`: the position at which, and around which, the end token is made likely.
     """
@@ -311,6 +311,7 @@ class Watched:
         self.model, self.ending, self.special = model, ending, model.special
         self.canvases: list[Tensor] = []
         self.plans: list[Any] = []
+        self.logits: list[Tensor] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -322,16 +323,5 @@ class Watched:
         if self.ending is not None:
             distance_R = (torch.arange(*plan.rows) - self.ending).abs()
             logits_KRV[..., self.special.eos] += 9 - 0.3 * distance_R
+        self.logits.append(logits_KRV.clone())
         return logits_KRV
-
-
-class Probed(Watched):
-    """A model that also keeps the logits of every forward."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        self.logits: list[Tensor] = []
-
-    def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
-        self.logits.append(super().forward(tokens_KL, plan, kv))
-        return self.logits[-1].clone()

@@ -29,19 +29,23 @@ from dllm_bench.methods.row_caches import MostChanged
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.metrics.sample_stats import SampleStats, count_sample
 from tests.golden.cases import (
+    BRANCHING,
+    METHODS,
+    PIPELINED,
     Case,
     agreement,
     canvases_of,
     cases,
     check,
+    decoder_of,
     denoiser,
     each,
     known,
     model_of,
     replayed,
     request,
+    steps_per_block,
 )
-from tests.golden.decoders import BRANCHING, METHODS, PIPELINED, decoder_of, steps_per_block
 from tests.helpers import DEVICE, whole_forward
 
 DENSE = ("llada21_t2t", "joint_threshold", "llada2_block_refinement", "remedi_loop")

@@ -2,7 +2,6 @@
 and the measured error of an exact cache is 0.
 
 The trace is compared with what the model saw; renewals with the clocks written down a second time.
-The exact block cache is in `test_masked_laws`.
 """
 
 from __future__ import annotations
@@ -82,6 +81,10 @@ EQUAL = [  # a decoder, and another cache that changes nothing
     *(
         (replace(AHEAD, schedule=one), kind(every=1))
         for one, kind in product(SCHEDULES[::3], (PrefixCache, DualCache))
+    ),
+    *(
+        (replace(decoder, schedule=one, cache=NoCache("block_causal")), BlockCache("block_causal"))
+        for one, decoder in product(SCHEDULES, (BASE, AHEAD))
     ),
     (BASE, VicinityCache(warmup=NEW)),
     (BASE, VicinityCache(before=99, after=99)),

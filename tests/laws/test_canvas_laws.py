@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from dllm_bench.api.generation import composed_decoder
-from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Generation, Option, Request
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind, Trace
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.metrics.sample_stats import count_sample
-from dllm_bench.models.load import denoiser_class
 from tests.canvas import FULL, SLIDING, canvas_decoder, tiny_canvas_model
-from tests.helpers import tiny_denoiser
 from tests.sample_stats import sample
 
 CANVAS, STEPS = 8, 6
@@ -97,45 +90,3 @@ def test_its_own_count_of_tokens_per_forward_leaves_encoding_out() -> None:
     assert measure("tpf/diffusion_gemma", [stats]) == pytest.approx(2 * CANVAS / (2 * STEPS))
     assert measure("tpf/committed", [stats]) == pytest.approx(2 * CANVAS / (2 * STEPS + 2))
     assert measure("tpf/emitted", [stats]) == pytest.approx(1.5 * CANVAS / (2 * STEPS + 2))
-
-
-# --- what does not fit ---------------------------------------------------------------------------
-
-
-def test_a_mismatch_is_said_by_what_settings_tell() -> None:
-    canvas = SimpleNamespace(name="m", attention_form="canvas")
-    for name in ("vanilla", "ar", "block_diffusion"):
-        with pytest.raises(DllmBenchError, match="a mask token .*decoder=diffusion_gemma"):
-            composed_decoder(name, []).check_run_fits(canvas)
-    for form in ("full", "block_causal", "causal"):
-        known = SimpleNamespace(name="m", attention_form=form)
-        with pytest.raises(DllmBenchError, match=f"random tokens .*m of {form} attention does not"):
-            canvas_decoder().check_run_fits(known)
-    canvas_decoder().check_run_fits(canvas)
-
-
-def generated(name: str, **changes: Any) -> Callable[[], object]:
-    return lambda: composed_decoder(name, []).generate(model(), replace(request(), **changes))
-
-
-def denoised(layout: str) -> Callable[[], object]:
-    return lambda: canvas_decoder().generate(tiny_denoiser(layout, seed=1), request())
-
-
-SCORED, MASK = (Option((5, 6), (7,)),), "needs a model with a mask token"
-RANDOM = "Decoder needs a model with a canvas of random"
-REFUSED = [
-    *((generated(name), f"MaskedDecoder {MASK}") for name in ("vanilla", "ar", "oracle")),
-    (generated("ngram_speculative"), "SpeculativeDecoder needs a model with causal"),
-    (generated("likelihood", options=SCORED), f"likelihood {MASK}"),
-    (generated("diffusion_gemma", pinned=((1, 7),)), f"pinned tokens {MASK}"),
-    *((denoised(layout), f"Canvas{RANDOM}") for layout in ("llada", "sdar", "qwen3")),
-    (partial(canvas_decoder, anneal__last=0.8), r"decoder\.anneal\.last"),
-    (partial(denoiser_class, "max", "canvas"), "set hardware.compile=none"),
-]
-
-
-@pytest.mark.parametrize(("make", "words"), REFUSED)
-def test_what_does_not_fit_is_refused(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(DllmBenchError, match=words):
-        make()

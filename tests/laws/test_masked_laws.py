@@ -37,8 +37,17 @@ from dllm_bench.methods.common import (
     Union,
 )
 from dllm_bench.methods.dream import Epsilon
-from dllm_bench.methods.fast_dllm import Factor, HierarchicalCache, Hierarchy, Ration, SubBlocks
+from dllm_bench.methods.fast_dllm import (
+    Factor,
+    HierarchicalCache,
+    Hierarchy,
+    Ration,
+    SubBlocks,
+    VicinityCache,
+)
 from dllm_bench.methods.history import Credit
+from dllm_bench.methods.position_caches import DPadCache, SparseCache
+from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import ROLES, Watched, tiny_denoiser
 from tests.pieces import CutAt, decoders, needs_unshifted
@@ -46,24 +55,12 @@ from tests.tiers import covering
 
 REQUESTS = [Request("short", (5, 9, 2), 24), Request("long", tuple(range(3, 26)), 32)]
 BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
-ABSOLUTE = Blocks(8, False, absolute=True)
-IN_ORDER = [Blocks(8), Blocks(8, False), ABSOLUTE, Pipeline(8, 0.1, 0.5)]
 
 
 def test_a_summary_says_one_token_per_forward_of_one_block_and_branch() -> None:
     one = replace(BASE, select=Best(1), schedule=Blocks(8))
     several = [replace(one, schedule=Pipeline(8, 0.1, 0.5)), replace(one, explore=Lookahead(1))]
     assert [x.summary().one_token_per_forward for x in (one, *several)] == [True, False, False]
-
-
-@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
-@pytest.mark.parametrize("schedule", IN_ORDER, ids=str)
-def test_exact_block_cache_changes_nothing(model, explore, schedule) -> None:
-    plain = replace(BASE, schedule=schedule, explore=explore, cache=NoCache("block_causal"))
-    cached = replace(plain, cache=BlockCache("block_causal"))
-    first, second = (decoder.generate(model, REQUESTS[1]) for decoder in (plain, cached))
-    assert (first.ids, first.born) == (second.ids, second.born)
-    assert sum(f.fed for f in second.trace.forwards) < sum(f.fed for f in first.trace.forwards)
 
 
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
@@ -124,6 +121,7 @@ PLANS = {  # what a forward may feed, see and keep
     "prefix": replace(BLOCKS, schedule=Blocks(8), cache=PrefixCache()),
     "pipeline": replace(BLOCKS, schedule=Pipeline(8, 0.1, 0.5), explore=Lookahead(2)),
     "guided": replace(BLOCKS, schedule=Blocks(8), guidance=0.7),
+    "smoothed": replace(BLOCKS, schedule=Blocks(8), smoothing=0.3),
 }
 
 
@@ -294,3 +292,54 @@ def test_a_decoder_makes_no_operation_for_what_it_does_not_use(name: str) -> Non
     """Above all for a reviser: raise a number only for what the decoder itself has to do."""
     model = tiny_denoiser("llada", seed=1)
     assert operations(decoders()[name], 16, model).total() == OPERATIONS[name]
+
+
+# --- iteration smoothing (dInfer): what is fed at masks, by definition ----------------------------
+
+SHORT = replace(REQUEST, max_new_tokens=16)
+SMOOTHED = replace(BASE, select=Threshold(0.5, band=1e-5, fall=0.02), smoothing=0.3)
+DPAD = DPadCache(window=6, number=3, law="uniform")
+NEAR = VicinityCache(before=4, after=4)
+SMOOTHED_CACHES = [NoCache(), PrefixCache(), DualCache(2), NEAR, DPAD, SparseCache()]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("cache", SMOOTHED_CACHES, ids=lambda cache: type(cache).__name__)
+def test_a_mask_is_fed_with_what_was_last_expected_there(model, cache) -> None:
+    """Row by row: of the last forward that computed the row, and nothing where a token stands."""
+    probed = Watched(model)
+    smoothed = replace(SMOOTHED, cache=cache).generate(probed, SHORT)
+    plain = replace(SMOOTHED, smoothing=0.0, cache=cache).generate(model, SHORT)
+    assert (smoothed.ids, smoothed.born) != (plain.ids, plain.born)
+    expected_LH, added = torch.zeros(11 + 16, model.hidden_size), 0
+    for i, (canvas, plan) in enumerate(zip(probed.canvases, probed.plans, strict=True)):
+        at_F = plan.positions(torch.device("cpu"))
+        wanted_FH = expected_LH[at_F] * (canvas[0, at_F] == ROLES["mask"])[:, None]
+        if i:
+            torch.testing.assert_close(plan.added_KFH[0], wanted_FH, atol=0, rtol=0)
+            added += int(wanted_FH.any())
+        logits_RV = probed.logits[i][0]
+        logits_RV[:, ROLES["mask"]] = -torch.inf
+        mean_RH = logits_RV.softmax(-1) @ model.module.model.embed_tokens.weight
+        expected_LH[slice(*plan.rows)] = min(0.15 + 0.02 * i, 0.3) * mean_RH
+    assert added > 2
+
+
+def test_the_mean_embedding_of_a_certain_token_is_its_embedding(model) -> None:
+    ids_1R = torch.tensor([[5, 9, ROLES["mask"]]])
+    certain_1RV = 1e4 * torch.nn.functional.one_hot(ids_1R, model.vocab_size).float()
+    assert torch.equal(model.mean_embeddings(certain_1RV), model.embed(ids_1R))
+
+
+def test_branches_that_never_win_change_nothing(model) -> None:
+    branched = replace(SMOOTHED, explore=Lookahead(2, base_wins=True))
+    found, wanted = (one.generate(model, SHORT) for one in (branched, SMOOTHED))
+    assert (found.ids, found.born) == (wanted.ids, wanted.born)
+
+
+def test_compiled_layers_are_fed_alike(model, monkeypatch) -> None:
+    """The layers as they are: what is compiled is torch's."""
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
+    compiled = CompiledDenoiser(model.module, model.special, model.shifted)
+    found, wanted = (SMOOTHED.generate(one, SHORT) for one in (compiled, model))
+    assert (found.ids, found.born) == (wanted.ids, wanted.born)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import pytest
@@ -55,8 +56,10 @@ from dllm_bench.methods.position_rules import TokenCounts
 from dllm_bench.methods.row_caches import DLLMCache, ElasticCache
 from dllm_bench.methods.s2d2 import SelfVerified
 from dllm_bench.methods.trained_drafts import HardwareAwareLength
+from dllm_bench.models.load import denoiser_class
 from dllm_bench.models.wrapped import FunctionDenoiser
 from dllm_bench.paths import read_yaml
+from tests.canvas import canvas_decoder, tiny_canvas_model
 from tests.helpers import VOCAB, tiny_denoiser
 from tests.pieces import SLOTS, RandomHead, Table, decoders, pieces
 
@@ -109,7 +112,7 @@ def unfit(words: str, base: MaskedDecoder = BASE, **parts: Any) -> tuple[Make, s
 
 def undecoded(words: str, decoder: Any, layout: str = "llada", **changes: Any) -> tuple[Make, str]:
     """Return what decodes a request with some changes, and the words of its refusal."""
-    model = partial(tiny_denoiser, layout, 1)
+    model = tiny_canvas_model if layout == "canvas" else partial(tiny_denoiser, layout, 1)
     return lambda: decoder.generate(model(), replace(REQUEST, **changes)), words
 
 
@@ -209,9 +212,32 @@ REQUESTS: list[tuple[Make, str]] = [
     undecoded("asks for a text; choose another decoder", LikelihoodDecoder()),
     undecoded("at most 12 are enumerated", LikelihoodDecoder(exact=True), options=THRICE),
 ]
+CANVAS, MASK = canvas_decoder(), "needs a model with a mask token"
+WITH_MASKS = [decoders()[name] for name in ("vanilla", "ar", "block_diffusion", "oracle")]
+OF_FORM = {
+    form: SimpleNamespace(name="m", attention_form=form)
+    for form in ("canvas", "full", "block_causal", "causal")
+}
+ON_CANVAS: list[tuple[Make, str]] = [
+    *(undecoded(f"Decoder {MASK}", one, "canvas") for one in WITH_MASKS),
+    *(
+        (partial(one.check_run_fits, OF_FORM["canvas"]), "a mask token .*decoder=diffusion_gemma")
+        for one in WITH_MASKS
+    ),
+    undecoded("needs a model with causal", SpeculativeDecoder(NGramDraft(3, 2)), "canvas"),
+    undecoded(f"likelihood {MASK}", LikelihoodDecoder(), "canvas", options=THRICE),
+    undecoded(f"pinned tokens {MASK}", CANVAS, "canvas", pinned=((1, 7),)),
+    *(undecoded("a canvas of random", CANVAS, layout) for layout in ("llada", "sdar", "qwen3")),
+    *(
+        (partial(CANVAS.check_run_fits, model), f"random tokens .*m of {form} attention does not")
+        for form, model in [*OF_FORM.items()][1:]
+    ),
+    (partial(canvas_decoder, anneal__last=0.8), r"decoder\.anneal\.last"),
+    (partial(denoiser_class, "max", "canvas"), "set hardware.compile=none"),
+]
 
 
-@pytest.mark.parametrize(("make", "words"), [*SETTINGS, *PARTS, *REQUESTS])
+@pytest.mark.parametrize(("make", "words"), [*SETTINGS, *PARTS, *REQUESTS, *ON_CANVAS])
 def test_what_makes_no_sense_or_does_not_fit_is_refused(make: Make, words: str) -> None:
     with pytest.raises(DllmBenchError, match=words):
         make()
