@@ -60,11 +60,13 @@ def looked_up(item: Item) -> str:
 
 MINI = (
     "minigsm", "minimath", "miniread", "miniread_count", "minirule", "minirule_choice",
-    "minirule_range", "ministory", "miniparallel", "minigsm_free",
+    "minirule_range", "ministory", "miniparallel", "minigsm_free", "minigsm_free_instruct",
     "sentences",
 )  # fmt: skip
+CODE = "humaneval humaneval_instruct humaneval_plus mbpp_plus minicode minicode_free".split()
 GOLD: Mapping[str, Answer] = {
     **dict.fromkeys(MINI, lambda item: " " + item["answer"]),
+    **dict.fromkeys(CODE, lambda item: item["canonical_solution"]),
     "gsm8k": lambda item: " " + item["answer"],
     "gsm8k_cot": lambda item: f" So. The answer is {number_of(item)}.",
     "gsm8k_opencompass": lambda item: f"It is \\boxed{{{number_of(item)}}}.",
@@ -79,17 +81,10 @@ GOLD: Mapping[str, Answer] = {
     "drop_opencompass": lambda item: "Well.\nAnswer: " + " and ".join(item["answers"][0]),
     "korbench": korbench_answer,
     "livecodebench": looked_up,
-    "humaneval": lambda item: item["canonical_solution"],
     "humaneval_opencompass": lambda i: f"```\n{i['prompt']}{i['canonical_solution']}```",
     "mbpp": lambda item: item["code"],
-    "minigsm_free_instruct": lambda item: " " + item["answer"],
-    "humaneval_instruct": lambda item: item["canonical_solution"],
     "mbpp_instruct": lambda item: f"\n{item['code']}\n```",
     **dict.fromkeys(("sudoku_dream", "countdown_dream"), lambda item: str(item["output"])),
-    "minicode": lambda item: item["canonical_solution"],
-    "minicode_free": lambda item: item["canonical_solution"],
-    "humaneval_plus": lambda item: item["canonical_solution"],
-    "mbpp_plus": lambda item: item["canonical_solution"],
 }
 Bench = LmEvalBenchmark | EvalPlusBenchmark
 

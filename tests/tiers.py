@@ -17,18 +17,12 @@ import pytest
 def covering(step: int, cases: Iterable[Any], often: int = 3) -> list[Any]:
     """Return all cases: every `step`-th in the default tier, of the others every `often`-th in the
     whole suite, and what is left with `-m drill`. A tuple is a case of several arguments."""
-    return [
-        case if index % step == 0 else pytest.param(*_arguments(case), marks=_rest(index, often))
-        for index, case in enumerate(cases)
-    ]
-
-
-def _arguments(case: Any) -> tuple[Any, ...]:
-    return case if isinstance(case, tuple) else (case,)
-
-
-def _rest(index: int, often: int) -> pytest.MarkDecorator:
-    return pytest.mark.drill if index % often else pytest.mark.exhaustive
+    found = []
+    for index, case in enumerate(cases):
+        later = pytest.mark.drill if index % often else pytest.mark.exhaustive
+        arguments = case if isinstance(case, tuple) else (case,)
+        found.append(pytest.param(*arguments, marks=later) if index % step else case)
+    return found
 
 
 def covering_pairs(

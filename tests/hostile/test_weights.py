@@ -60,19 +60,18 @@ def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def sharded(plant: Plant) -> Plant:
+    return lambda folder: (shard(folder), plant(folder))
+
+
 def index(file: object) -> Plant:
     """Return a plant that names another file for a tensor."""
 
     def plant(folder: Path) -> None:
-        shard(folder)
         names = json.loads((folder / INDEX).read_text())["weight_map"]
         edit(folder / INDEX, weight_map={**names, NAME: file})
 
-    return plant
-
-
-def sharded(plant: Plant) -> Plant:
-    return lambda folder: (shard(folder), plant(folder))
+    return sharded(plant)
 
 
 def config(**entries: object) -> Plant:
@@ -93,10 +92,6 @@ def instead(name: str, make: Callable[[Path], object]) -> Plant:
 
 def device(name: str) -> Plant:
     return instead(name, lambda path: path.symlink_to("/dev/zero"))
-
-
-def pipe(name: str) -> Plant:
-    return instead(name, os.mkfifo)
 
 
 def sparse(path: Path) -> None:
@@ -148,10 +143,10 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     "deep tokenizer": (text("tokenizer.json", DEEP), "tokenizer in"),
     "deep generation config": (text("generation_config.json", DEEP), "is not valid JSON"),
     "config of a device": (device("config.json"), "no regular file"),
-    "config of a pipe": (pipe("config.json"), "no regular file"),
+    "config of a pipe": (instead("config.json", os.mkfifo), "no regular file"),
     "config without end": (instead("config.json", sparse), "has 10,000,000,000 bytes"),
     "tokenizer of a device": (device("tokenizer.json"), "lacks a tokenizer"),
-    "tokenizer of a pipe": (pipe("tokenizer_config.json"), "no regular file"),
+    "tokenizer of a pipe": (instead("tokenizer_config.json", os.mkfifo), "no regular file"),
     "index of a device": (sharded(device(INDEX)), "no regular file"),
     "many tokens": (many_tokens, "lists 100,000 added tokens"),
     "many names": (many_names, "names 1,000,000 tensors"),

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, LAST, LEFT, BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Round, Stop, StopFlags
-from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
@@ -246,8 +245,10 @@ def model() -> Any:
     return tiny_denoiser("sdar", 4)
 
 
-def decode(model: Any, *requests: Request, **changes: Any) -> list[Generation]:
-    decoder = replace(BUFFERED, **changes)
+def decode(
+    model: Any, *requests: Request, of: MaskedDecoder | None = None, **changes: Any
+) -> list[Generation]:
+    decoder = replace(of or BUFFERED, **changes)
     return [decoder.generate(model, request) for request in requests or REQUESTS]
 
 
@@ -342,44 +343,23 @@ WINDOW = MaskedDecoder(NegEntropy(), NearEntropy(3.2), Sliding(8), FeedOrder())
 SHORT = Blocks(8, sees_future=False, short=True)
 FED = MaskedDecoder(Confidence(), Threshold(0.2), SHORT, FeedOrder())
 ONE_BY_ONE = replace(WINDOW, select=Best(1), schedule=Blocks(1, sees_future=False))
-
-
-@dataclass(frozen=True)
-class Uncached(FeedOrder):
-    """The same attention over everything in every forward."""
-
-    def plan(self, round: Round) -> ForwardPlan:
-        everything = replace(super().plan(round), store=(0, 0))
-        assert everything.feed[0] == 0
-        return everything
-
-
-def windowed(model: Any, decoder: MaskedDecoder, **changes: Any) -> list[Any]:
-    changed = replace(decoder, **changes)
-    return texts([changed.generate(model, request) for request in REQUESTS])
-
-
 NEAREST = NearEntropy(None, penalty=math.log(VOCAB) + 0.1)  # which is above every entropy
 
 
 @pytest.mark.parametrize("part", [{"schedule": Sliding(1)}, {"select": NEAREST}], ids=str)
 def test_it_is_greedy_decoding_from_left_to_right(model: Any, part: dict[str, Any]) -> None:
     """Masks after the first one change nothing: no row before them sees them."""
-    found = windowed(model, WINDOW, **part)
-    one_by_one = windowed(model, ONE_BY_ONE)
-    assert found == one_by_one and all(born == tuple(range(40)) for _, born in found)
-    assert found != windowed(model, WINDOW), "else the law says nothing"
+    found, plain, usual = (
+        texts(decode(model, of=one)) for one in (replace(WINDOW, **part), ONE_BY_ONE, WINDOW)
+    )
+    assert found == plain and all(born == tuple(range(40)) for _, born in found)
+    assert found != usual, "else the law says nothing"
 
 
 def test_whatever_its_blocks_the_attention_is_causal() -> None:
     plain = replace(FED, cache=BlockCache())
     forms = [one.summary().attention for one in (WINDOW, FED, plain)]
     assert forms == ["feed_order", "feed_order", "block_causal"]
-
-
-@pytest.mark.parametrize("decoder", [WINDOW, FED], ids=["window", "blocks"])
-def test_the_cache_changes_nothing(model: Any, decoder: MaskedDecoder) -> None:
-    assert windowed(model, decoder) == windowed(model, decoder, cache=Uncached())
 
 
 @pytest.mark.parametrize("overruns", [False, True])

@@ -111,22 +111,24 @@ def verified(generation: Generation) -> list[Forward]:
     return [row for row in generation.trace.forwards if row.kind == ForwardKind.VERIFY]
 
 
+def greedy(draft: Draft, target: Any, prompt: Any, new: int = NEW, **settings: Any) -> Generation:
+    """Return a generation, after checking that its text is the target's own."""
+    generation = speculative(draft, **settings).generate(target, Request("greedy", prompt, new))
+    assert generation.ids[: generation.cut["length"]] == plain_text(target, prompt, new)
+    return generation
+
+
 @pytest.mark.parametrize("verify", [Rejection(), GreedyMatch()], ids=["rejection", "match"])
 def test_greedy_text_is_the_targets_own(draft, verify, target) -> None:
     if not isinstance(verify, GreedyMatch) and isinstance(draft, DDTree):
         pytest.skip("refused")
-    decoder = speculative(draft, verify=verify)
     for prompt in PROMPTS:
-        generation = decoder.generate(target, Request("greedy", prompt, NEW))
-        assert generation.ids[: generation.cut["length"]] == plain_text(target, prompt, NEW)
+        greedy(draft, target, prompt, verify=verify)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2])
 def test_the_verified_length_does_not_change_the_text(draft, tokens, target) -> None:
-    prompt, decoder = PROMPTS[1], speculative(draft, length=FixedLength(tokens))
-    generation = decoder.generate(target, Request("cut", prompt, NEW))
-    assert generation.ids[: generation.cut["length"]] == plain_text(target, prompt, NEW)
-    rows = verified(generation)
+    rows = verified(greedy(draft, target, PROMPTS[1], length=FixedLength(tokens)))
     assert max(row.proposed for row in rows) <= tokens
     if tokens == 0:
         assert len(rows) == NEW - 1 and all((row.fed, row.accepted) == (1, 0) for row in rows)
@@ -145,9 +147,8 @@ def test_the_end_inside_of_a_block_ends_the_text(draft, folder, target) -> None:
 
 @pytest.mark.parametrize("new", [1, 2, 3])
 def test_short_answers(draft: Draft, new: int, target: TransformerDenoiser) -> None:
-    generation = speculative(draft).generate(target, Request("short", PROMPTS[2], new))
+    generation = greedy(draft, target, PROMPTS[2], new)
     assert generation.end == generation.cut["length"] == new
-    assert generation.ids[:new] == plain_text(target, PROMPTS[2], new)
     assert (len(generation.trace) == 1) == (new == 1), "the prefill alone decides one token"
     if isinstance(draft, DFlash2):
         assert [row.proposed for row in verified(generation)][:1] == [new - 1][: new - 1]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,18 +45,10 @@ def spec(n: int = 12, **changes: Any) -> RunSpec:
     return replace(run, **changes)
 
 
-class FakeDenoiser:
-    """Only its special tokens are asked for."""
-
-    special = SPECIAL
-
-    def expect_canvas(self, length: int, branches: int = 1) -> None: ...
-
-
 class FakeModel:
     """One character is one token."""
 
-    denoiser = FakeDenoiser()
+    denoiser = SimpleNamespace(special=SPECIAL, expect_canvas=lambda length, branches: None)
 
     def encode(self, text: Any) -> list[int]:
         return [FIRST + ord(c) for c in str(text)]
