@@ -15,6 +15,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -333,12 +334,10 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options:
 
 def _of_drafter(read: Callable[..., Any], copied: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return a drafter's network on the device, copied once."""
-    kept: dict[Any, Any] = {}
 
+    @cache
     def on_device(drafter: Any, place: torch.device, dtype: torch.dtype) -> Any:
-        if (drafter, dtype) not in kept:
-            with _disable_current_modes():
-                kept[drafter, dtype] = copied(read(drafter, torch.device("cpu"), dtype))
-        return kept[drafter, dtype]
+        with _disable_current_modes():
+            return copied(read(drafter, torch.device("cpu"), dtype))
 
     return on_device
