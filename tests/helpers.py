@@ -22,7 +22,7 @@ from torch import Tensor
 from dllm_bench import paths, registry
 from dllm_bench.api import compose as composing
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.core.request import SpecialTokens
+from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes
@@ -297,6 +297,30 @@ def noting(
     made = copy(piece)
     object.__setattr__(made, "__class__", kind)
     return made, noted
+
+
+def canvases_of_trace(generation: Generation, prompt: Sequence[int], mask: int) -> list[list[int]]:
+    """Return the canvas before every forward and after the last, rebuilt from the trace alone."""
+    end, drawn = len(generation.trace), zip(generation.ids, generation.born, strict=True)
+    lives = [(at, token, born, end) for at, (token, born) in enumerate(drawn)]
+    for index, forward in enumerate(generation.trace.forwards):
+        lives += [(one.position, one.before, one.born, index) for one in forward.changes]
+    canvases = [[*prompt, *[mask] * len(generation.ids)] for _ in range(end + 1)]
+    for at, token, born, revised in lives:
+        for step in range(max(born + 1, 0), revised + 1):
+            canvases[step][len(prompt) + at] = token
+    return canvases
+
+
+def same(one: Generation, other: Generation) -> bool:
+    """Equal tokens, each from the same forward."""
+    return (one.ids, one.born) == (other.ids, other.born)
+
+
+def facts(generation: Generation) -> tuple[Any, ...]:
+    """Tokens, when they came, where they end, and what was done for them, without times."""
+    rows = [replace(row, ms=0.0) for row in generation.trace.forwards]
+    return generation.ids, generation.born, generation.cut, rows
 
 
 class Watched:

@@ -35,7 +35,7 @@ from dllm_bench.methods.d3llm import EndFill
 from dllm_bench.models.filters import FilterMetadata
 from dllm_bench.training.filters import save_filter
 from scripts import update_docs
-from tests.helpers import Watched, load_denoiser
+from tests.helpers import Watched, canvases_of_trace, load_denoiser
 
 GOLDEN = update_docs.GOLDEN
 EVERY = 24
@@ -192,19 +192,6 @@ def forwards_made(generation: Generation, model: Watched) -> list[dict[str, Any]
         counts = {"rows": one.fed, "cached": one.cached, "grown": one.canvas}
         found.append({"canvas": canvas, "open": canvas[slice(*plan.rows)]} | fed | counts)
     return found
-
-
-def canvases_of_trace(generation: Generation, prompt: list[int], mask: int) -> list[list[int]]:
-    """Return the canvas before every forward and after the last, rebuilt from the trace alone."""
-    end, drawn = len(generation.trace), zip(generation.ids, generation.born, strict=True)
-    lives = [(at, token, born, end) for at, (token, born) in enumerate(drawn)]
-    for index, forward in enumerate(generation.trace.forwards):
-        lives += [(one.position, one.before, one.born, index) for one in forward.changes]
-    canvases = [[*prompt, *[mask] * len(generation.ids)] for _ in range(end + 1)]
-    for at, token, born, revised in lives:
-        for step in range(max(born + 1, 0), revised + 1):
-            canvases[step][len(prompt) + at] = token
-    return canvases
 
 
 def check(

@@ -42,7 +42,7 @@ from dllm_bench.methods.confidence_rules import GAP
 from dllm_bench.methods.fast_dllm import FirstOfBlock, VicinityCache
 from dllm_bench.methods.history import HISTORY
 from dllm_bench.methods.s2d2 import SelfVerified, drawn
-from tests.helpers import ROLES, Watched, tiny_denoiser
+from tests.helpers import ROLES, Watched, same, tiny_denoiser
 from tests.pieces import opened, pieces
 from tests.tiers import covering
 
@@ -53,11 +53,6 @@ BASE = MaskedDecoder(NegEntropy(), Threshold(0.6), Blocks(8), NoCache())
 
 def generate(model, explore: Any, **changes: Any) -> Generation:
     return replace(BASE, explore=explore, **changes).generate(model, REQUEST)
-
-
-def same(one: Generation, other: Generation) -> bool:
-    """Equal tokens, each from the same forward."""
-    return (one.ids, one.born) == (other.ids, other.born)
 
 
 BY_BASE = [  # the same branches, with the base counted among them or alone

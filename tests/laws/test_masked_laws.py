@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED
 from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import LARGE, MaskedDecoder
@@ -49,7 +49,7 @@ from dllm_bench.methods.history import Credit
 from dllm_bench.methods.position_caches import DPadCache, SparseCache
 from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.helpers import ROLES, Watched, tiny_denoiser
+from tests.helpers import ROLES, Watched, facts, tiny_denoiser
 from tests.pieces import CutAt, decoders, needs_unshifted
 from tests.tiers import covering
 
@@ -91,11 +91,6 @@ BATCH = [
     Request("like it", (4, 8, 26, 2, 8), 8, seed=5),
 ]
 of_layout = lru_cache(partial(tiny_denoiser, seed=1))
-
-
-def facts(found: Generation) -> tuple[object, ...]:
-    """Tokens, when they came, and what was done for them, without times."""
-    return found.ids, found.born, [replace(row, ms=0.0) for row in found.trace.forwards]
 
 
 def check(decoder: MaskedDecoder, denoiser: TransformerDenoiser, batch: int) -> None:

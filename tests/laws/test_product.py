@@ -196,16 +196,12 @@ class Picking(Table):
         return logits_KRV.flatten(0, 1)[plan.only_M][None]
 
 
-def with_lookahead() -> dict[str, MaskedDecoder]:
-    alone = Need("explore", Condition.ONE_BRANCH)
-    return {
-        f"{name}-lookahead": replace(one, explore=Lookahead(3))
-        for name, one in decoders().items()
-        if all(alone not in piece.needs for piece in one.pieces())
-    }
-
-
-DECODERS = {**decoders(), **with_lookahead()}
+ALONE = Need("explore", Condition.ONE_BRANCH)
+DECODERS = decoders() | {
+    f"{name}-lookahead": replace(one, explore=Lookahead(3))
+    for name, one in decoders().items()
+    if all(ALONE not in piece.needs for piece in one.pieces())
+}
 
 
 @pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS)

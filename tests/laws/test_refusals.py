@@ -21,7 +21,7 @@ from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import FixedLength, SpeculativeDecoder
 from dllm_bench.methods.branches import Lookahead
-from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
 from dllm_bench.methods.common import (
     AnyOf,
     Best,
@@ -34,26 +34,17 @@ from dllm_bench.methods.common import (
     TopK,
     Union,
 )
-from dllm_bench.methods.confidence_rules import AnswerGap, EntropyBound, SlowFast, WithEntropy
+from dllm_bench.methods.confidence_rules import AnswerGap, SlowFast, WithEntropy
 from dllm_bench.methods.d3llm import EndFill
 from dllm_bench.methods.drafting import NGramDraft, NoDraft, StepProfile, SurvivalThreshold
 from dllm_bench.methods.dream import Epsilon, Gumbel, Origin, Sampled
-from dllm_bench.methods.fast_dllm import FirstOfBlock, HierarchicalCache, Ration, SubBlocks
-from dllm_bench.methods.history import Credit, Stable
+from dllm_bench.methods.fast_dllm import FirstOfBlock, Ration, SubBlocks
+from dllm_bench.methods.history import Credit
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter, Oracle
 from dllm_bench.methods.lengths import Daedal
 from dllm_bench.methods.likelihood import LikelihoodDecoder
-from dllm_bench.methods.position_caches import (
-    D2Cache,
-    Density,
-    DKVCache,
-    DKVGreedyCache,
-    DPadCache,
-    Drawn,
-    SparseCache,
-)
+from dllm_bench.methods.position_caches import Density, DPadCache
 from dllm_bench.methods.position_rules import TokenCounts
-from dllm_bench.methods.row_caches import DLLMCache, ElasticCache
 from dllm_bench.methods.s2d2 import SelfVerified
 from dllm_bench.methods.trained_drafts import HardwareAwareLength
 from dllm_bench.models.load import denoiser_class
@@ -64,7 +55,7 @@ from tests.helpers import VOCAB, tiny_denoiser
 from tests.pieces import SLOTS, RandomHead, Table, decoders, pieces
 
 BASE = MaskedDecoder(Confidence(), TopK(), Blocks(8), NoCache())
-GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
+GREEDY = decoders()["dkv_cache_greedy"]
 CAUSAL, WHOLE = Blocks(8, sees_future=False), replace(BASE, schedule=Blocks(None))
 BLOCKS = replace(BASE, select=SelfVerified(inner=Best(1)), schedule=CAUSAL, cache=BlockCache())
 GROWS = replace(BASE, select=Threshold(0.4, strict=True), schedule=Daedal(8, 4))
@@ -140,7 +131,6 @@ SETTINGS: list[tuple[Make, str]] = [
 CREDIT, RAW = Credit(Confidence()), Lookahead(3, reads="raw")
 JUDGES = (HardwareAwareLength(StepProfile((1, 64), (1.0, 1.0))), SurvivalThreshold(0.5))
 UNJUDGED = partial(SpeculativeDecoder, NGramDraft(3, 2))
-AUTOREGRESSIVE: dict[str, Any] = {"cache": CausalCache(), "schedule": Blocks(1)}
 GROWN: dict[str, dict[str, Any]] = {
     "DualCache": {"cache": DualCache()},
     "Lookahead": {"explore": Lookahead(2)},
@@ -153,14 +143,15 @@ GROWN: dict[str, dict[str, Any]] = {
 }
 PARTS: list[tuple[Make, str]] = [
     *(
-        unfit(f"DPadCache needs a inner with spans .*{inner}", cache=DPadCache(inner))
-        for inner in (DKVCache(), DKVGreedyCache(), DLLMCache(), SparseCache(), DPadCache())
+        unfit(f"DPadCache needs a inner with spans .*{type(one).__name__}", cache=DPadCache(one))
+        for name, one in pieces("cache").items()
+        if name in ("dkv", "dkv_greedy", "dllm_cache", "sparse", "dpad")
     ),
     unfit("DKVGreedyCache .* score with scores of each row alone.*Credit", GREEDY, score=CREDIT),
     unfit("DKVGreedyCache needs a select with an order that is", GREEDY, select=TopK()),
     unfit("Density needs a inner with probabilities.*NegEntropy", score=Density(NegEntropy())),
-    unfit("D2Cache needs a score with raw", score=CREDIT, select=Best(1), cache=D2Cache()),
-    unfit("ElasticCache needs a explore with", cache=ElasticCache(4, 0.9), explore=Lookahead(3)),
+    unfit("D2Cache needs a score with raw", decoders()["d2cache"], score=CREDIT),
+    unfit("ElasticCache needs a explore with", decoders()["elastic_cache"], explore=Lookahead(3)),
     *(unfit(f"{name}.*choose another", GROWS, **parts) for name, parts in GROWN.items()),
     unfit(r"Filter needs .*of 16 \(decoder.schedule", select=Filter(RandomHead(block=16))),
     unfit("Oracle needs a schedule with blocks of 8", select=Oracle(BASE), schedule=Blocks(16)),
@@ -178,12 +169,12 @@ PARTS: list[tuple[Make, str]] = [
     unfit("Gumbel needs a inner with scores of the logits alone.*Credit", score=Gumbel(CREDIT)),
     unfit("Sampled needs a inner with scores of the logits alone.*Gumbel", score=Sampled(Gumbel())),
     unfit("needs a guidance with one prompt, which guidance 1.0", smoothing=0.3, guidance=1.0),
-    unfit("smoothing 0.3 needs a cache with", smoothing=0.3, **AUTOREGRESSIVE),
-    unfit("EntropyBound needs a score with", select=EntropyBound(0.1)),
+    unfit("smoothing 0.3 needs a cache with", decoders()["ar"], smoothing=0.3),
+    unfit("EntropyBound needs a score with", decoders()["eb_sampler"], score=Confidence()),
     unfit("commits after the open block.*FirstOfBlock", select=FirstOfBlock(RELEASED)),
     unfit("TopK needs a cache with the whole canvas", select=RELEASED, cache=DualCache()),
     unfit("Epsilon needs a explore with one", select=Epsilon(ties="canvas"), explore=Lookahead(2)),
-    unfit("divergences from earlier", select=Stable(TopK(), 0.9, 0.1)),
+    unfit("divergences from earlier", decoders()["klass"], score=Confidence()),
     unfit("SelfVerified needs a cache with block-causal", BLOCKS, cache=DualCache()),
     unfit("the whole generation as one block", score=AnswerGap()),
     unfit("SoftRevision needs a explore with one", decoders()["dmax"], explore=Lookahead(2)),
@@ -195,10 +186,9 @@ FREE = replace(decoders()["ar"], forbid_mask=False)
 HIDDEN = replace(decoders()["sparse_dllm"], schedule=Blocks(8, sees_rest=False))
 THRICE = (OPTION._replace(ids=OPTION.ids * 3),)
 OF_IDS = FunctionDenoiser(Embedding(VOCAB, VOCAB), Table().special, False)  # a function of ids
-IN_PARTS = replace(BASE, select=Best(1), schedule=SubBlocks(8, 4), cache=HierarchicalCache())
 REQUESTS: list[tuple[Make, str]] = [
     (partial(replace(BASE, smoothing=0.3).generate, OF_IDS, REQUEST), "set smoothing to 0"),
-    undecoded("a model with shifted logits", IN_PARTS, "sdar"),
+    undecoded("a model with shifted logits", decoders()["fast_dllm_v2"], "sdar"),
     undecoded("pinned .*a schedule with positions that keep .* Daedal", GROWS, pinned=((2, 5),)),
     undecoded("a model with logits of each position at its own row", BLOCKS, "dream"),
     undecoded("from new position 24 on", replace(WHOLE, score=AnswerGap(answer=24))),

@@ -32,7 +32,7 @@ from dllm_bench.methods.common import (
 from dllm_bench.methods.dream import Epsilon, Sampled
 from dllm_bench.methods.fast_dllm import Factor, Hierarchy
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter
-from tests.helpers import ROLES, Watched
+from tests.helpers import ROLES, Watched, canvases_of_trace
 from tests.pieces import RandomHead, Table, opened
 
 PROMPT = tuple(range(3, 19))  # 16 positions
@@ -265,16 +265,12 @@ def distribution(model: Table, canvas: list[int]) -> tuple[list[float], list[int
     return best.values.tolist(), best.indices.tolist()
 
 
-def after_rounds(generation: Generation) -> list[list[int]]:
-    """Return the canvas after every round; a lookahead token is of that which took its branch."""
-    rows = list(zip(generation.ids, generation.born, strict=True))
-    rounds = range(len(generation.trace))
-    return [[*PROMPT, *(t if 0 <= born <= i else MASK for t, born in rows)] for i in rounds]
-
-
 @pytest.mark.parametrize("k", [1, 3])
 def test_lookahead_without_a_competing_base_is_the_released_loop(k: int) -> None:
-    alone = replace(BASE, select=Threshold(0.6, strict=True), explore=Lookahead(k))
-    generation = decode(replace(alone, explore=Lookahead(k, base_competes=False)), 24)
-    assert after_rounds(generation) == restated(24, k, 0.6)
-    assert after_rounds(decode(alone, 24)) != restated(24, k, 0.6)
+    """A lookahead token is of the round that took its branch."""
+    usual = replace(BASE, select=Threshold(0.6, strict=True), explore=Lookahead(k))
+    released = replace(usual, explore=Lookahead(k, base_competes=False))
+    found, other = (
+        canvases_of_trace(decode(one, 24), PROMPT, MASK)[1:] for one in (released, usual)
+    )
+    assert found == restated(24, k, 0.6) != other

@@ -384,11 +384,9 @@ class Talkative(Table):
         super().__init__(seed=2)
         self.place[:, ENDS] += 4.0
 
-
-def talkative(canvas: Tensor) -> Tensor:
-    """Return the logits of a canvas, (L, V)."""
-    table = Talkative()
-    return table.place[: canvas.shape[1]] + table.token[canvas].mean(1)
+    def logits(self, canvas: Tensor) -> Tensor:
+        """Return the logits of a canvas, (L, V)."""
+        return self.place[: canvas.shape[1]] + self.token[canvas].mean(1)
 
 
 def published(
@@ -439,7 +437,7 @@ def test_guidance_is_the_published_formula(model, scale) -> None:
 def test_end_tokens_as_in_the_published_sampler(request_, steps, forbid, last) -> None:
     decoder = replace(LLADA, score=Confidence(last=last), select=TopK(steps), forbid=forbid)
     never, late = EOS if forbid else [], ENDS if last else []
-    expected = published(talkative, request_, steps, never, late)
+    expected = published(Talkative().logits, request_, steps, never, late)
     assert list(decoder.generate(Talkative(), request_).ids) == expected
 
 

@@ -43,7 +43,7 @@ from dllm_bench.methods.fast_dllm_pp import FrechetBound
 from dllm_bench.methods.history import KLHistory, Stable
 from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter, Oracle
 from dllm_bench.methods.position_rules import Calibrated, Dilated, TokenCounts, pattern
-from tests.helpers import ROLES, Watched
+from tests.helpers import ROLES, Watched, same
 from tests.pieces import RandomHead, Table, opened
 from tests.tiers import covering
 
@@ -60,10 +60,6 @@ NEVER, ALWAYS = -1.0, 1e9  # nats: no entropy is below the first, none above the
 
 def decoded(model, decoder: MaskedDecoder, request: Request = REQUEST, **pieces) -> Generation:
     return replace(decoder, **pieces).generate(model, request)
-
-
-def same(one: Generation, other: Generation) -> bool:
-    return (one.ids, one.born) == (other.ids, other.born)
 
 
 def per_forward(generation: Generation) -> list[int]:
