@@ -290,13 +290,18 @@ def noting(
 
     def watched(self: Any, *given: Any) -> Any:
         kept = keep(*given)
-        noted.append((kept, getattr(super(kind, self), method)(*given)))
+        noted.append((kept, getattr(super(type(self), self), method)(*given)))
         return noted[-1][1]
 
-    kind: Any = type(type(piece).__name__, (type(piece),), {method: watched})
+    return with_method(piece, method, watched), noted
+
+
+def with_method(piece: Any, name: str, method: Callable[..., Any]) -> Any:
+    """Return the piece with one method replaced."""
     made = copy(piece)
+    kind = type(type(piece).__name__, (type(piece),), {name: method})
     object.__setattr__(made, "__class__", kind)
-    return made, noted
+    return made
 
 
 def canvases_of_trace(generation: Generation, prompt: Sequence[int], mask: int) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """Helpers of the speculative decoding tests: drafters, scripted random numbers.
 
-`write_drafter` writes a random checkpoint in one of the published dialects; `Scripted` is the
-decoder with given random numbers.
+`write_drafter` writes a random checkpoint in one of the published dialects; `scripted` gives a
+decoder its random numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Uniforms
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.drafters import empty_network, freeze_tables
-from tests.helpers import IDS, LAYERS, STANDARD, tiny_checkpoint
+from tests.helpers import IDS, LAYERS, STANDARD, tiny_checkpoint, with_method
 
 MASK = IDS["<|mask|>"]
 SHARED: dict[str, Any] = {
@@ -141,23 +141,19 @@ def with_drafter(decoder: dict[str, Any], folder: Path) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class Scripted(SpeculativeDecoder):
-    """The decoder with given uniform numbers."""
+def scripted(
+    plain: SpeculativeDecoder, script: Sequence[float], **changes: Any
+) -> SpeculativeDecoder:
+    """Return a decoder with given uniform numbers, and some other pieces."""
 
-    script: tuple[float, ...] = ()
-
-    def uniforms(self, request: Request, device: torch.device) -> Uniforms:
-        numbers = iter(self.script)
+    def uniforms(self: Any, request: Request, device: torch.device) -> Uniforms:
+        numbers = iter(script)
         return lambda n: torch.tensor(
             [next(numbers) for _ in range(n)], dtype=torch.float64, device=device
         )
 
-
-def scripted(plain: SpeculativeDecoder, script: Sequence[float], **changes: Any) -> Scripted:
-    """Return a decoder with given uniform numbers, and some other pieces."""
-    pieces = {piece.name: getattr(plain, piece.name) for piece in fields(plain)}
-    return Scripted(**pieces | changes, script=tuple(script))
+    made: SpeculativeDecoder = with_method(replace(plain, **changes), "uniforms", uniforms)
+    return made
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from tests.golden.cases import (
     request,
     steps_per_block,
 )
-from tests.helpers import DEVICE, whole_forward
+from tests.helpers import DEVICE, whole_forward, with_method
 
 DENSE = ("llada21_t2t", "joint_threshold", "llada2_block_refinement", "remedi_loop")
 NOISE = 2e-6  # cosines that differ by less are equal up to rounding
@@ -100,31 +100,6 @@ def forwards_of(case: Case) -> Iterator[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class ReplayedDPad(DPadCache):
-    """DPad with the positions that a recorded run drew for its blocks."""
-
-    stays: tuple[tuple[int, ...], ...] = ()
-    block: int = 1
-
-    def draw(self, state: DecodeState, window: Window) -> Tensor:
-        stays_1L = torch.ones(1, state.length, dtype=torch.bool)
-        stays_1L[:, window.stop :] = False
-        stays_1L[:, list(self.stays[(window.start - state.prompt_len) // self.block])] = True
-        return stays_1L
-
-
-@dataclass(frozen=True)
-class ReplayedOrder(Drawn):
-    """The orders that a recorded run drew for its blocks."""
-
-    orders: tuple[tuple[int, ...], ...] = ()
-
-    def order(self, state: DecodeState, window: Window) -> Tensor:
-        block = (window.start - state.prompt_len) // window.block
-        return torch.tensor(self.orders[block]) - window.start
-
-
-@dataclass(frozen=True)
 class GlobalGumbel(Score):
     """ReMDM's sampler: argmax of p / (eps - ln(u + eps)), from torch's global generator."""
 
@@ -141,13 +116,24 @@ class GlobalGumbel(Score):
 def drawing(case: Case) -> MaskedDecoder:
     """Return the decoder of a case, which draws what the recorded run drew."""
     decoder, method, params = decoder_of(case), case["method"], case["params"]
+
+    def block_of(state: DecodeState, window: Window) -> int:
+        return (window.start - state.prompt_len) // params["block_length"]
+
+    def draw(self: DPadCache, state: DecodeState, window: Window) -> Tensor:
+        stays_1L = torch.ones(1, state.length, dtype=torch.bool)
+        stays_1L[:, window.stop :] = False
+        stays_1L[:, case["kept_suffix"][block_of(state, window)]] = True
+        return stays_1L
+
+    def order(self: Drawn, state: DecodeState, window: Window) -> Tensor:
+        return torch.tensor(case["decode_order"][block_of(state, window)]) - window.start
+
     if method == "dpad_llada":
-        assert isinstance(decoder.cache, DPadCache)
-        stays, block = tuple(map(tuple, case["kept_suffix"])), params["block_length"]
-        return replace(decoder, cache=ReplayedDPad(decoder.cache.inner, stays=stays, block=block))
+        return replace(decoder, cache=with_method(decoder.cache, "draw", draw))
     if method == "dkv_cache_greedy_llada":
-        orders = tuple(map(tuple, case["decode_order"]))
-        return replace(decoder, select=ReplayedOrder(steps_per_block(params), orders))
+        select = Drawn(steps_per_block(params))
+        return replace(decoder, select=with_method(select, "order", order))
     if method == "remdm_llada":  # without a seed it takes the most probable token
         score = Confidence("float64")
         torch.manual_seed(params["seed"] or 0)

@@ -44,7 +44,7 @@ from tests.golden.cases import (
 )
 from tests.helpers import DEVICE, fed_causally, load_denoiser, noting
 from tests.sample_stats import drafted
-from tests.speculative import Chain, Scripted, scripted
+from tests.speculative import Chain, scripted
 
 FOLDER = GOLDEN / "spec"
 KINDS = ("dflash", "dspark_markov", "dspark_gated", "dspark_rnn", "eagle3", "zlab_dflash")
@@ -332,7 +332,8 @@ def test_the_verifier(case: dict[str, Any]) -> None:
     logits_DV = torch.tensor(case["draft_logits"]).reshape(-1, target_RV.shape[1])
     proposal = Proposal(torch.tensor(case["draft_tokens"], dtype=torch.long), logits_DV)
     script = (*([0.5] if case["temperature"] else []), *case["uniforms"], *[0.5] * 8)
-    decoder = Scripted(Told(proposal), temperature=case["temperature"], script=script)
+    plain = SpeculativeDecoder(Told(proposal), temperature=case["temperature"])
+    decoder = scripted(plain, script)
     model = Given(target_RV, case["stop_token_ids"])
     start = 1 if case["stop_token_ids"] == [0] else 0
     ((row, new),) = verified(decoder.generate(model, Request("verifier", (start,), 2)))
@@ -340,12 +341,12 @@ def test_the_verifier(case: dict[str, Any]) -> None:
     assert new == (case["committed"][:-1] if stopped else case["committed"])
     assert (row.accepted, row.proposed) == (case["accepted"], len(case["draft_tokens"]))
     if case["draft_tokens"]:
-        check_distributions(case, proposal, decoder, target_RV)
+        check_distributions(case, proposal, target_RV)
 
 
-def check_distributions(case: Case, proposal: Any, decoder: Scripted, target_RV: Tensor) -> None:
+def check_distributions(case: Case, proposal: Any, target_RV: Tensor) -> None:
     """Probabilities of acceptance, and the distribution of the next token."""
-    sampler = Sampler(decoder.temperature, lambda n: torch.zeros(n))
+    sampler = Sampler(case["temperature"], lambda n: torch.zeros(n))
     assert proposal.probabilities_DV is not None
     laws = [sampler.probabilities(each_V) for each_V in (proposal.probabilities_DV, target_RV)]
     probability_D = Rejection.acceptance_probability(proposal.tokens_D, *laws)
@@ -358,7 +359,7 @@ def check_distributions(case: Case, proposal: Any, decoder: Scripted, target_RV:
 # --- DDTree: the tree, the accepted path and what the next draft reads ----------------------------
 
 
-def ddtree_of(case: Case) -> tuple[Scripted, list[tuple[list[int], VerifyResult]]]:
+def ddtree_of(case: Case) -> tuple[SpeculativeDecoder, list[tuple[list[int], VerifyResult]]]:
     """Return the decoder of a case, with its random numbers, and what will be noted of its rounds:
     the target's most probable tokens and what was accepted. A tree of no nodes is not fed."""
     budget = case["tree_budget"]
@@ -434,7 +435,7 @@ def checkpoint(case: Case) -> str:
     return str(made)
 
 
-def dflash2_of(case: Case) -> tuple[Scripted, list[tuple[list[Proposal], list[int]]]]:
+def dflash2_of(case: Case) -> tuple[SpeculativeDecoder, list[tuple[list[Proposal], list[int]]]]:
     """Return the decoder of a case, with its random numbers, and what will be noted of drafts."""
     settings = {
         "draft.drafter.source": checkpoint(case),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -41,7 +41,7 @@ from dllm_bench.methods.common import (
 from dllm_bench.methods.fast_dllm import SubBlockGrid, SubBlocks
 from dllm_bench.methods.lengths import AdaBlock, Daedal, MaskLast
 from dllm_bench.methods.revising import BlockBuffer, Edit, EditBlocks
-from tests.helpers import VOCAB, Watched, tiny_denoiser
+from tests.helpers import VOCAB, Watched, tiny_denoiser, with_method
 from tests.pieces import Table
 from tests.tiers import covering, covering_pairs
 
@@ -77,27 +77,24 @@ class Shows(Stop):
 
 
 def counting(schedule: Any, canvas: Canvas) -> Any:
-    kind = type(schedule)
+    def opened(self: Any, branch: BlockProgress) -> int:
+        born_L, grid = next(canvas.branches), branch.grid
+        spans = [born_L[grid.start(n) : grid.start(n + 1)] for n in range(grid.blocks)]
+        left = [int((span == MASKED).sum()) for span in spans]
+        starts = [max(grid.start(n), grid.prompt_len) for n in range(grid.blocks)]
+        new_L = torch.tensor([MASKED if i in grid.given else n for i, n in enumerate(born_L)])
+        new = [new_L[start : grid.start(n + 1)] for n, start in enumerate(starts)]
+        begun = [bool((span != MASKED).any()) for span in new]
+        assert [branch.masks_left(n) for n in range(grid.blocks)] == left
+        assert [branch.begun(n) for n in range(grid.blocks)] == begun
+        assert branch.finished == next((n for n, some in enumerate(left) if some), grid.blocks)
+        count = int(schedule.opened(branch))
+        assert branch.opened <= count or count >= grid.blocks
+        assert branch.open_masks(count) == sum(left[:count])
+        assert HELD not in branch.stays or (count == 0 and not branch.all_finished(count))
+        return count
 
-    class Counts(kind):
-        def opened(self, branch: BlockProgress) -> int:
-            born_L, grid = next(canvas.branches), branch.grid
-            spans = [born_L[grid.start(n) : grid.start(n + 1)] for n in range(grid.blocks)]
-            left = [int((span == MASKED).sum()) for span in spans]
-            starts = [max(grid.start(n), grid.prompt_len) for n in range(grid.blocks)]
-            new_L = torch.tensor([MASKED if i in grid.given else n for i, n in enumerate(born_L)])
-            new = [new_L[start : grid.start(n + 1)] for n, start in enumerate(starts)]
-            begun = [bool((span != MASKED).any()) for span in new]
-            assert [branch.masks_left(n) for n in range(grid.blocks)] == left
-            assert [branch.begun(n) for n in range(grid.blocks)] == begun
-            assert branch.finished == next((n for n, some in enumerate(left) if some), grid.blocks)
-            opened = super().opened(branch)
-            assert branch.opened <= opened or opened >= grid.blocks
-            assert branch.open_masks(opened) == sum(left[:opened])
-            assert HELD not in branch.stays or (opened == 0 and not branch.all_finished(opened))
-            return int(opened)
-
-    return Counts(**{part.name: getattr(schedule, part.name) for part in fields(kind) if part.init})
+    return with_method(schedule, "opened", opened)
 
 
 FINISHED = {(): 2, (HELD,): 2, (LEFT,): 3, (HELD, LEFT): 1, (0, 0, LEFT): 3}

@@ -7,7 +7,7 @@ The trace is compared with what the model saw; renewals with the clocks written 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -52,7 +52,16 @@ from dllm_bench.runs.progress import summary
 from dllm_bench.runs.sessions import MeasuredDenoiser, check_measured, kl
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
-from tests.helpers import HEADS, LAYERS, WIDTH, Watched, load_denoiser, noting, tiny_denoiser
+from tests.helpers import (
+    HEADS,
+    LAYERS,
+    WIDTH,
+    Watched,
+    load_denoiser,
+    noting,
+    tiny_denoiser,
+    with_method,
+)
 from tests.pieces import CutAt, Table, decoders
 from tests.tiers import covering
 
@@ -246,17 +255,13 @@ def test_a_clock_counts_rounds_of_the_request_or_forwards_of_a_block(kind, every
         assert letters(decoder, by_block, request) == expected
 
 
-@dataclass(frozen=True)
-class FirstBlockAtOnce(Select):
-    """The first forward fills its block, the others take what the stall rule gives."""
-
-    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        return window.eligible_KW & (state.forwards == 0)
-
-
 def test_a_round_whose_renewal_fills_the_block_counts() -> None:
     """Round 0 is the first block, so that the second begins with round 1 and renews at 2 and 4."""
-    at_once = replace(BASE, select=FirstBlockAtOnce())
+
+    def first_at_once(self: Select, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        return window.eligible_KW & (state.forwards == 0)
+
+    at_once = replace(BASE, select=with_method(BASE.select, "__call__", first_at_once))
     assert letters(at_once, PrefixCache(every=2, clock="request")) == "R" + "RdRddRdd" + "RddRddRd"
 
 

@@ -23,7 +23,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
-from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
@@ -45,6 +44,7 @@ from dllm_bench.methods.trained_drafts import (
     ranked,
     throughputs,
 )
+from tests.helpers import with_method
 from tests.laws.test_speculative_laws import MAKERS, speculative
 from tests.speculative import Chain, FromDistribution, generate_batch
 from tests.tiers import covering
@@ -212,25 +212,17 @@ def deviation(counts: Counter[tuple[int, ...]]) -> float:
     return sum((counts[tokens] - n) ** 2 / n for tokens, n in expected.items())
 
 
-@dataclass(frozen=True)
-class Biased(Rejection):
-    """Forgets the residual: what a wrong rule looks like to the test."""
-
-    @staticmethod
-    def next_distribution(count: Tensor, draft_DV: Tensor, target_RV: Tensor) -> Tensor:
-        return target_RV[count]
+def anticipating(self: VerifyLength, proposals: Any) -> list[int]:
+    """Look at the token that is decided about: the selection that is not allowed."""
+    return [int((proposal.tokens_D != 1).long().cumprod(0).sum()) for proposal in proposals]
 
 
-@dataclass(frozen=True)
-class Anticipating(VerifyLength):
-    """Looks at the token it decides about: the selection that is not allowed."""
-
-    def __call__(self, proposals: Any) -> list[int]:
-        return [int((proposal.tokens_D != 1).long().cumprod(0).sum()) for proposal in proposals]
-
-
+FORGETFUL = staticmethod(lambda count, draft_DV, target_RV: target_RV[count])  # no residual
 MOSTLY_1 = FromDistribution(2, (0.1, 0.5, 0.3, 0.1))
-WRONG = {"no_residual": (MOSTLY_0, Biased()), "looks": (MOSTLY_1, Rejection(), Anticipating())}
+WRONG = {
+    "no_residual": (MOSTLY_0, with_method(Rejection(), "next_distribution", FORGETFUL)),
+    "looks": (MOSTLY_1, Rejection(), with_method(FixedLength(), "__call__", anticipating)),
+}
 
 
 @pytest.mark.parametrize("parts", WRONG.values(), ids=WRONG)

@@ -7,7 +7,7 @@ wrong on purpose; `test_speculative_batch_laws` tests sampled text.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, product
 from pathlib import Path
@@ -44,7 +44,7 @@ from dllm_bench.models.acceleration import FixedShapeDenoiser
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests import helpers
-from tests.helpers import VOCAB, Watched, fed_causally
+from tests.helpers import VOCAB, Watched, fed_causally, with_method
 from tests.speculative import DRAFTERS, Chain, FromDistribution, write_drafter
 from tests.tiers import covering
 
@@ -179,17 +179,14 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
     rounds: list[tuple[Context, Proposal]] = []
     drawing = Sampler(0.0, torch.zeros)  # of a drafter that draws even where the target does not
 
-    @dataclass(frozen=True)
-    class Watched(type(draft)):  # type: ignore[misc]
-        def propose(self, context: Context, sampler: Sampler) -> Proposal:
-            assert observed.kv.length == context.anchor, "the target holds the prefix"
-            assert context.ahead_DV is None or not isinstance(draft, DDTree), "no tree's logits"
-            rounds.append((context, super().propose(context, drawing)))
-            assert context.kv is None or context.kv.length == context.anchor, "so does the drafter"
-            return rounds[-1][1]
+    def propose(self: Draft, context: Context, sampler: Sampler) -> Proposal:
+        assert observed.kv.length == context.anchor, "the target holds the prefix"
+        assert context.ahead_DV is None or not isinstance(draft, DDTree), "no tree's logits"
+        rounds.append((context, draft.propose(context, drawing)))
+        assert context.kv is None or context.kv.length == context.anchor, "so does the drafter"
+        return rounds[-1][1]
 
-    values = {field.name: getattr(draft, field.name) for field in fields(draft)}
-    decoder = speculative(Watched(**values))
+    decoder = speculative(with_method(draft, "propose", propose))
     generation = decoder.generate(observed, Request("kv", PROMPTS[1], NEW))  # type: ignore[arg-type]
     text = [*PROMPTS[1], *generation.ids]
     _, once = fed_causally(target, text[:-1], draft.feature_layers)
