@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, LAST, LEFT, BlockGrid, BlockProgress, Window
-from dllm_bench.core.contracts import Round, Stop, StopFlags
+from dllm_bench.core.contracts import Stop, StopFlags
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
@@ -42,7 +42,7 @@ from dllm_bench.methods.fast_dllm import SubBlockGrid, SubBlocks
 from dllm_bench.methods.lengths import AdaBlock, Daedal, MaskLast
 from dllm_bench.methods.revising import BlockBuffer, Edit, EditBlocks
 from tests.helpers import VOCAB, Watched, tiny_denoiser, with_method
-from tests.pieces import Table
+from tests.pieces import CutAt, Table
 from tests.tiers import covering, covering_pairs
 
 REQUEST = Request("blocks", tuple(range(3, 14)), 32)
@@ -58,22 +58,15 @@ class Canvas:
     rounds: int = 0
 
 
-@dataclass(frozen=True)
-class Shows(Stop):
-    """Does what `inner` does and shows the canvas of every round; cuts it at `length`."""
+def showing(stop: Stop, canvas: Canvas) -> Any:
+    """Return the stop, which shows the canvas of every round."""
 
-    inner: Stop
-    canvas: Canvas = field(compare=False)
-    length: int | None = None
+    def ended(self: Stop, branches: DecodeState) -> StopFlags:
+        canvas.branches = iter(branches.born_KL.clone())
+        canvas.rounds += 1
+        return stop.ended(branches)
 
-    def ended(self, branches: DecodeState) -> StopFlags:
-        self.canvas.branches = iter(branches.born_KL.clone())
-        self.canvas.rounds += 1
-        return self.inner.ended(branches)
-
-    def on_commit(self, round: Round) -> None:
-        if self.length is not None and round.state.forwards >= 1:
-            round.cut(round.state.tokens_KL.new_tensor(self.length))
+    return with_method(stop, "ended", ended)
 
 
 def counting(schedule: Any, canvas: Canvas) -> Any:
@@ -144,7 +137,8 @@ def check(request: Request, length: int | None, *parts: Any) -> None:
     pinned, every forward commits one."""
     canvas, (schedule, explore, stop, select) = Canvas(), parts
     pieces = (Confidence(), select, counting(schedule, canvas), NoCache(), explore)
-    watched = MaskedDecoder(*pieces, Shows(stop, canvas, length))
+    shown = showing(stop, canvas)
+    watched = MaskedDecoder(*pieces, shown if length is None else AnyOf((shown, CutAt(length))))
     generation = watched.generate(Table(), request)
     assert canvas.rounds == len(generation.trace) + 1
     assert not request.pinned or length or {*range(canvas.rounds - 1)} <= {*generation.born}

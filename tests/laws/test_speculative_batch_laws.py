@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 from math import prod
 from operator import mul
@@ -82,23 +82,15 @@ def test_requests_side_by_side_are_requests_alone(name, settings, folder, target
 # --- lengths that depend on each other -----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Watched(VerifyLength):
-    inner: VerifyLength
-    seen: list[list[int]] = field(default_factory=list, compare=False)
-    gives = frozenset()
+def watching(rule: VerifyLength) -> tuple[VerifyLength, list[list[int]]]:
+    """Return the rule, and a list that gets the lengths of each round."""
+    seen: list[list[int]] = []
 
-    def begin(self) -> LengthRule:
-        rule = self.inner.begin()
+    def begin(self: VerifyLength) -> LengthRule:
+        begun = rule.begin()
+        return lambda proposals: seen.append(begun(proposals)) or seen[-1]
 
-        def lengths(proposals: Sequence[Proposal]) -> list[int]:
-            self.seen.append(rule(proposals))
-            return self.seen[-1]
-
-        return lengths
-
-    def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
-        raise AssertionError("the loop begins a rule")
+    return with_method(rule, "begin", begin), seen
 
 
 JOINT = {"hardware_aware": HardwareAwareLength(KNEE), "asynchronous": AsynchronousLength(KNEE)}
@@ -106,7 +98,7 @@ JOINT = {"hardware_aware": HardwareAwareLength(KNEE), "asynchronous": Asynchrono
 
 @pytest.mark.parametrize("name", covering(2, JOINT))
 def test_joint_lengths_leave_greedy_text_alone(name, folder, target) -> None:
-    watched = Watched(JOINT[name])
+    watched, seen = watching(JOINT[name])
     decoder = SpeculativeDecoder(MAKERS["dspark"](folder), length=watched)
     requests = [*REQUESTS, *(replace(r, id=f"{r.id}-again") for r in REQUESTS)]
     batched = generate_batch(decoder, target, requests)
@@ -114,21 +106,22 @@ def test_joint_lengths_leave_greedy_text_alone(name, folder, target) -> None:
     for request, found in zip(requests, batched, strict=True):
         wanted = plain.generate(target, request)
         assert found.ids[: found.cut["length"]] == wanted.ids[: wanted.cut["length"]]
-    assert len(watched.seen[0]) == 6, "two requests ended with their prefill"
-    together = [*map(len, watched.seen)]
+    assert len(seen[0]) == 6, "two requests ended with their prefill"
+    together = [*map(len, seen)]
     assert together == sorted(together, reverse=True)
-    busy, idle = watched.seen[0], watched.seen[-1]
+    busy, idle = seen[0], seen[-1]
     assert sum(busy) / len(busy) < sum(idle) / len(idle), "a busy machine verifies less"
 
 
 @pytest.mark.parametrize("name", covering(2, JOINT))
 def test_joint_lengths_keep_the_law_of_every_request(name: str) -> None:
     """Three at a time, all counted: what one verifies depends on the drafts of the others."""
-    watched = Watched(replace(JOINT[name], profile=StepProfile((1, 5, 12), (1.0, 0.8, 0.2))))
+    quick = StepProfile((1, 5, 12), (1.0, 0.8, 0.2))
+    watched, seen = watching(replace(JOINT[name], profile=quick))
     draft = Estimated(3, (0.4, 0.3, 0.2, 0.1))
     decoder = SpeculativeDecoder(draft, Rejection(), watched, temperature=1.0)
     assert deviation(sampled(decoder, DRAWS, batch=3)) < LARGEST
-    assert {0, 1, 2, 3} <= {n for lengths in watched.seen for n in lengths}
+    assert {0, 1, 2, 3} <= {n for lengths in seen for n in lengths}
 
 
 def test_a_rule_that_remembers_begins_anew() -> None:
