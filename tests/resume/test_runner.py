@@ -33,6 +33,7 @@ from dllm_bench.store.groups import role_of
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec, leaves
 from dllm_bench.store.store import RECORD, SAMPLES, RunState, Store, read_samples, verify
+from tests.helpers import noting
 from tests.resume import fakes
 
 EOS, MASK = fakes.SPECIAL.eos, fakes.SPECIAL.mask
@@ -167,21 +168,10 @@ def test_a_failing_run_leaves_its_reason(name, fails, words, done, tmp_path, mon
 SPEC = fakes.spec(4)
 
 
-class Grading(fakes.Letters):
-    """Notes the texts that it grades; slow, so that none is graded for the progress display."""
-
-    def __init__(self) -> None:
-        super().__init__(scores_fast=False)
-        self.graded: list[str] = []
-
-    def score(self, texts):
-        self.graded += texts
-        return super().score(texts)
-
-
 def test_more_items_decode_and_grade_only_the_rest_and_fewer_are_the_first(tmp_path: Path) -> None:
     """Every record is that of a run of as many items at once."""
-    log, benchmark = tmp_path / "log", Grading()
+    log, slow = tmp_path / "log", fakes.Letters(scores_fast=False)  # graded at the end alone
+    benchmark, grades = noting(slow, "score", keep=list)
     backwards = map(float, range(10_000, 0, -1))  # a clock that is set back
     deps = fakes.deps(
         decoder=fakes.FakeDecoder(log=log), benchmark=benchmark, now=lambda: next(backwards)
@@ -195,7 +185,8 @@ def test_more_items_decode_and_grade_only_the_rest_and_fewer_are_the_first(tmp_p
     counts = Counter(key for _, key in fakes.calls(log))
     warmed_up = {f"item-{i}" for i in range(WARMUPS)}
     assert {key for key, count in counts.items() if count > 1} == warmed_up
-    assert len(counts) == 12 and benchmark.graded == [f"item-{i}" for i in range(12)]
+    graded = [key for keys, _ in grades for key in keys]
+    assert len(counts) == 12 and graded == [f"item-{i}" for i in range(12)]
     assert len(store.folders()) == 1
 
 
