@@ -44,7 +44,7 @@ from dllm_bench.models.acceleration import FixedShapeDenoiser
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests import helpers
-from tests.helpers import VOCAB, Watched, fed_causally, with_method
+from tests.helpers import VOCAB, Watched, fed_causally, noting, with_method
 from tests.speculative import DRAFTERS, Chain, FromDistribution, write_drafter
 from tests.tiers import covering
 
@@ -157,17 +157,6 @@ def test_short_answers(draft: Draft, new: int, target: TransformerDenoiser) -> N
 # --- caches, trace, requests in turn --------------------------------------------------------------
 
 
-class ObservedTarget(Watched):
-    """A target that keeps the cache it verifies with, so that its content can be looked at."""
-
-    kv: Any = None
-
-    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: Any) -> Tensor:
-        if plan.kind != ForwardKind.DRAFT:  # a drafter may ask the target too
-            self.kv = kv
-        return super().forward(tokens_KL, plan, kv)
-
-
 def kept(kv: Any) -> list[Tensor]:
     """Keys and values of the positions a cache holds."""
     return [part[:, :, : kv.length] for layer in kv.positions for part in layer.stored]
@@ -175,23 +164,27 @@ def kept(kv: Any) -> list[Tensor]:
 
 def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoiser) -> None:
     """Their length after every draft; their content at the end, and what is drafted from it."""
-    observed = ObservedTarget(target)
+    observed, forwards = noting(target, "forward", keep=lambda _, plan, kv: (plan.kind, kv))
     rounds: list[tuple[Context, Proposal]] = []
     drawing = Sampler(0.0, torch.zeros)  # of a drafter that draws even where the target does not
 
+    def held() -> Any:
+        """Return the target's cache; a drafter may ask the target too."""
+        return next(kv for (kind, kv), _ in reversed(forwards) if kind != ForwardKind.DRAFT)
+
     def propose(self: Draft, context: Context, sampler: Sampler) -> Proposal:
-        assert observed.kv.length == context.anchor, "the target holds the prefix"
+        assert held().length == context.anchor, "the target holds the prefix"
         assert context.ahead_DV is None or not isinstance(draft, DDTree), "no tree's logits"
         rounds.append((context, draft.propose(context, drawing)))
         assert context.kv is None or context.kv.length == context.anchor, "so does the drafter"
         return rounds[-1][1]
 
     decoder = speculative(with_method(draft, "propose", propose))
-    generation = decoder.generate(observed, Request("kv", PROMPTS[1], NEW))  # type: ignore[arg-type]
+    generation = decoder.generate(observed, Request("kv", PROMPTS[1], NEW))
     text = [*PROMPTS[1], *generation.ids]
     _, once = fed_causally(target, text[:-1], draft.feature_layers)
-    assert observed.kv.length == once.length == len(text) - 1
-    torch.testing.assert_close(kept(observed.kv), kept(once), atol=1e-4, rtol=1e-4)
+    assert held().length == once.length == len(text) - 1
+    torch.testing.assert_close(kept(held()), kept(once), atol=1e-4, rtol=1e-4)
     last, proposal = rounds[-1]
     features = None if once.features is None else once.features[:, : last.anchor]
     draft_kv = draft.new_cache(target, len(text) + draft.longest)
