@@ -17,7 +17,7 @@ from dllm_bench.benchmarks.tasks import math_answers, sources
 from dllm_bench.core.benchmark import SampleScore, Turns
 
 STRICT, FLEXIBLE = "exact_match,strict-match", "exact_match,flexible-extract"
-COMPLETION, EXTRACTED = "pass@1,completion", "pass@1,extracted"
+COMPLETION = "pass@1,completion"
 Answer = Callable[[Item], str]
 
 
