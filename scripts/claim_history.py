@@ -19,7 +19,10 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, HISTORY = "docs/findings.md", ROOT / "dllm_bench" / "claims" / "history.yaml"
-ROW = re.compile(r"^\| (?P<cells>.+) \| `dllm-bench claims (?P<name>\S+)[^`]*` \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| (?P<cells>.+) \| `(?:dllm-bench claims )?(?P<name>\w+/\w+)[^`]*` \|$", re.MULTILINE
+)
+"""A row of a claim: the last column is its name, in earlier versions of the page its command."""
 NOT_RUN = "not run"
 HEAD = "# Every verdict of docs/findings.md; written by `python -m scripts.claim_history`.\n"
 Entry = dict[str, str]

@@ -432,10 +432,12 @@ def test_the_history_is_what_the_versions_of_the_page_say(root: Path) -> None:
         assert again == history().get(name, []), name
 
 
-def test_a_page_is_read_by_the_rows_of_its_tables() -> None:
+def test_a_page_is_read_by_the_rows_of_its_tables(root: Path) -> None:
     page = "| A (Table 1) | confirmed | × 2 [1, 3] | 60 | why. | `dllm-bench claims a/b --x y` |\n"
     ((name, said),) = claim_history.rows(page)
     assert (name, said["verdict"], said["items"]) == ("a/b", "confirmed", "60")
+    found = claim_history.rows((root / claim_history.PAGE).read_text())
+    assert sorted(name for name, _ in found) == sorted(one.name for one in CLAIMS)
 
 
 def test_a_claim_asks_for_the_runs_of_its_table() -> None:
