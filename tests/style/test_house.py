@@ -9,7 +9,7 @@ dialect; and a few things that are never written here: token ids, path hacks, ke
 of one machine (ruff finds bare excepts and counts parameters). Only the store's modules for files
 open, list, write or remove below a results folder. Only `core/output.py` writes to the terminal, so
 that all that is shown is cleaned. Tests reach no other machine (conftest.py); those that
-docs/security.md names exist.
+docs/security.md names exist, as do functions that docs/architecture.md names.
 """
 
 from __future__ import annotations
@@ -519,6 +519,16 @@ def test_every_test_that_security_promises_name_is_there() -> None:
     named = re.findall(r"`([^`]*test_\w+\.py)`", page)
     assert len(set(named)) > 10
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_every_function_that_the_architecture_names_is_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = page.partition("## Where a behaviour is decided")[2].partition("\n## ")[0]
+    nodes = (node for path in FILES for node in ast.walk(tree_of(path)))
+    known = {node.name for node in nodes if isinstance(node, Function | ast.ClassDef)}
+    named = {part for name in re.findall(r"`([\w.]+)`", table) for part in name.split(".")}
+    missing = named - known - {"py", *(path.stem for path in FILES)}
+    assert len(named) > 40 and not missing
 
 
 if __name__ == "__main__":
