@@ -81,11 +81,10 @@ class Effect:
 
     def p_below(self, value: float) -> float:
         """Return the one-sided p-value of a true effect of at least `value`."""
-        from scipy.special import ndtr
         from scipy.stats import t
 
         if self.pairs:
-            return float(ndtr(score_of_pairs(self.pairs, value / self.unit)))
+            return float(t.cdf(score_of_pairs(self.pairs, value / self.unit), self.freedom))
         distance = self._at(value) - self.centre
         if self.error == 0:
             return 1.0 if distance <= 0 else 0.0

@@ -37,6 +37,7 @@ MAX_PROMPT_CHARACTERS = 2**24
 """That a chat template may make; the tokenizer needs many times their memory."""
 SHOWN_CHARACTERS = 500  # of an error of another library
 REFETCHED = "fetch the tokenizer's files again"
+ENCODABLE = f"give texts of valid Unicode, or {REFETCHED}"
 MAX_ADDED_TOKENS = 50_000
 """That a tokenizer's files may list beside its vocabulary; the most known are 6,415."""
 ADDED = ("added_tokens", "added_tokens_decoder", "additional_special_tokens")
@@ -331,7 +332,7 @@ class TextCodec:
             return str(decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def _plain(self, text: str) -> list[int]:
-        with library_errors_named(f"Model {self.name!r} cannot encode a text", REFETCHED):
+        with library_errors_named(f"Model {self.name!r} cannot encode a text", ENCODABLE):
             return list(self._tokenizer().encode(text, add_special_tokens=False))
 
     def _tokenizer(self) -> Any:

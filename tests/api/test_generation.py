@@ -345,7 +345,7 @@ def unknown_class(_: Path) -> None:
         (generate("2 +", batch=0), "batch 0; give a whole number of 1 or more"),
         (generate("2 +", max_new_tokens=0), "max_new_tokens 0; give a whole number of 1"),
         (generate("2 +", stop="."), "stop '.'; give a list"),
-        (generate("2 +", "a\udc80b"), "A prompt cannot be encoded .*valid Unicode"),
+        (generate("2 +", "a\udc80b"), "cannot encode a text .*give texts of valid Unicode"),
         (generate("2 +", seed="a"), "seed 'a'; give a whole number of 0 or more"),
         (lambda _: db.generate("", "2", "ar", on_commit=3), "on_commit 3; give a function"),
         (lambda _: db.compare(1, 2), "A run is 1; give a record or the hash"),
