@@ -2,9 +2,10 @@
 
 Right/wrong values get the Wilson interval, fractional ones a seeded percentile bootstrap. Two runs
 are compared on the samples that both have: McNemar's exact test for right/wrong values, with the
-interval of Agresti and Min (2005); paired bootstrap otherwise. An item answered several times
-counts once, with its mean (avg@k); pass@k is the unbiased estimator. The statistics are SciPy's,
-imported on first use because that is slow.
+interval of Agresti and Min (2005); paired bootstrap otherwise. Whether a difference is beyond a
+margin is tested by Tango's score test (1998). An item answered several times counts once, with its
+mean (avg@k); pass@k is the unbiased estimator. The statistics are SciPy's, imported on first use
+because that is slow.
 """
 
 from __future__ import annotations
@@ -246,7 +247,8 @@ def score_of_pairs(pairs: Sequence[tuple[int, int, int]], difference: float) -> 
     """Return the standardised distance of an observed difference of paired shares from a true one.
 
     pairs: by benchmark, see `Effect`. The variance is that under the true difference (Tango 1998):
-    the observed one is too small where few items differ, and all of them in one direction.
+    the observed one is too small where few items differ, and all of them in one direction. Of
+    several benchmarks, whose average is compared, each is taken to have the true difference.
     """
     variance = 0.0
     for n, gained, lost in pairs:

@@ -109,7 +109,7 @@ def speculative_columns(trace: Trace, born: Sequence[int], ids: Sequence[int]) -
         columns |= {f"{kind}_s": seconds for kind, seconds in spent.items()}
     if all(row.survival for row in verified.values()):
         columns["survival"] = [list(row.survival) for row in verified.values()]
-    if all(len(row.drafted) >= row.proposed for row in verified.values()):  # older ones lack some
+    if all(len(row.drafted) >= row.proposed for row in verified.values()):  # old traces lack some
         columns["right"] = [
             right_tokens(row, ids[bisect_left(born, index) :]) for index, row in verified.items()
         ]

@@ -34,10 +34,10 @@ SETTINGS = (
 MAX_FILE_BYTES = 128 * 2**20
 """Of a JSON or text file of a checkpoint; the largest known tokenizer.json has 35 MB."""
 MAX_PROMPT_CHARACTERS = 2**24
-"""That a chat template may make; the tokenizer needs many times their memory."""
+"""Of what a chat template may make; the tokenizer needs many times their memory."""
 SHOWN_CHARACTERS = 500  # of an error of another library
-REFETCHED = "fetch the tokenizer's files again"
-ENCODABLE = f"give texts of valid Unicode, or {REFETCHED}"
+FETCH_AGAIN = "fetch the tokenizer's files again"
+GIVE_UNICODE = f"give texts of valid Unicode, or {FETCH_AGAIN}"
 MAX_ADDED_TOKENS = 50_000
 """That a tokenizer's files may list beside its vocabulary; the most known are 6,415."""
 ADDED = ("added_tokens", "added_tokens_decoder", "additional_special_tokens")
@@ -109,7 +109,7 @@ def read_tokenizer(folder: Path) -> Any:
 
     single_file = (folder / "tokenizer.json").is_file()
     kind = PreTrainedTokenizerFast if single_file else Qwen2Tokenizer  # vocab.json, merges.txt
-    with library_errors_named(f"The tokenizer in {folder} cannot be read", REFETCHED):
+    with library_errors_named(f"The tokenizer in {folder} cannot be read", FETCH_AGAIN):
         return kind.from_pretrained(str(folder), trust_remote_code=False)
 
 
@@ -125,7 +125,7 @@ def read_token_texts(folder: Path) -> Callable[[Sequence[int]], str] | None:
     file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
     # `read_tokenizer` says what is wrong with a file
     failed = f"The tokenizer in {folder} cannot be read"
-    with library_errors_named(failed, REFETCHED), suppress(Exception):
+    with library_errors_named(failed, FETCH_AGAIN), suppress(Exception):
         tokenizer = Tokenizer.from_file(str(file))
         plain = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
         added = [int(key) for key in plain.get("added_tokens_decoder", {})]
@@ -327,12 +327,12 @@ class TextCodec:
 
     def decode_visibly(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of ids, special tokens included."""
-        with library_errors_named(f"Model {self.name!r} cannot decode its tokens", REFETCHED):
+        with library_errors_named(f"Model {self.name!r} cannot decode its tokens", FETCH_AGAIN):
             decode = partial(self._tokenizer().decode, clean_up_tokenization_spaces=False)
             return str(decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def _plain(self, text: str) -> list[int]:
-        with library_errors_named(f"Model {self.name!r} cannot encode a text", ENCODABLE):
+        with library_errors_named(f"Model {self.name!r} cannot encode a text", GIVE_UNICODE):
             return list(self._tokenizer().encode(text, add_special_tokens=False))
 
     def _tokenizer(self) -> Any:

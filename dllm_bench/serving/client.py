@@ -77,7 +77,7 @@ class Client:
             self.http = httpx2.AsyncClient(
                 base_url=model.url.rstrip("/"),
                 headers=headers,
-                timeout=httpx2.Timeout(None, connect=CONNECT_S),  # of a whole try: see `_within`
+                timeout=httpx2.Timeout(None, connect=CONNECT_S),  # `_within` limits a whole try
                 limits=httpx2.Limits(max_connections=seats, max_keepalive_connections=seats),
             )
         self.loop = asyncio.new_event_loop()

@@ -154,8 +154,8 @@ class Store:
         return sorted({*files.matching(root, "*/*/*"), *packed})
 
     def folders_named(self, prefix: str) -> list[Path]:
-        """Return the run folders whose names end with a hash that begins with `prefix`, of which
-        names have the first digits."""
+        """Return the run folders whose names end with a hash that begins with `prefix`. Names hold
+        the first digits of a hash, so a longer prefix is compared as far as these."""
         return [path for path in self.folders() if hash_in_name(path).startswith(prefix[:SHOWN])]
 
     def find(self, prefix: str) -> RunEntry:

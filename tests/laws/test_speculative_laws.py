@@ -44,7 +44,6 @@ from dllm_bench.models.acceleration import FixedShapeDenoiser
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests import helpers
-from tests.helpers import VOCAB, Watched, fed_causally, noting, with_method
 from tests.speculative import DRAFTERS, Chain, FromDistribution, write_drafter
 from tests.tiers import covering
 
@@ -102,7 +101,7 @@ def plain_text(model: TransformerDenoiser, prompt: tuple[int, ...], new: int) ->
     """Greedy next tokens, the whole text fed every time, until the end token."""
     text: list[int] = []
     while len(text) < new and model.special.eos not in text:
-        text.append(int(fed_causally(model, [*prompt, *text])[0][0, -1].argmax()))
+        text.append(int(helpers.fed_causally(model, [*prompt, *text])[0][0, -1].argmax()))
     return tuple(text)
 
 
@@ -164,7 +163,7 @@ def kept(kv: Any) -> list[Tensor]:
 
 def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoiser) -> None:
     """Their length after every draft; their content at the end, and what is drafted from it."""
-    observed, forwards = noting(target, "forward", keep=lambda _, plan, kv: (plan.kind, kv))
+    observed, forwards = helpers.noting(target, "forward", keep=lambda _, plan, kv: (plan.kind, kv))
     rounds: list[tuple[Context, Proposal]] = []
     drawing = Sampler(0.0, torch.zeros)  # of a drafter that draws even where the target does not
 
@@ -179,10 +178,10 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
         assert context.kv is None or context.kv.length == context.anchor, "so does the drafter"
         return rounds[-1][1]
 
-    decoder = speculative(with_method(draft, "propose", propose))
+    decoder = speculative(helpers.with_method(draft, "propose", propose))
     generation = decoder.generate(observed, Request("kv", PROMPTS[1], NEW))
     text = [*PROMPTS[1], *generation.ids]
-    _, once = fed_causally(target, text[:-1], draft.feature_layers)
+    _, once = helpers.fed_causally(target, text[:-1], draft.feature_layers)
     assert held().length == once.length == len(text) - 1
     torch.testing.assert_close(kept(held()), kept(once), atol=1e-4, rtol=1e-4)
     last, proposal = rounds[-1]
@@ -277,7 +276,7 @@ def test_ngram_proposes_what_followed() -> None:
     assert propose(7, 2, 3, 1, 2, 9, 8, 1, 2) == [9, 8, 1], "the longer match, the later one"
     assert propose(7, 2, 3, 6, 2) == [3, 6, 2], "a shorter one where there is no longer"
     assert [propose(1, 2, 3), propose(4), propose(4, 4)] == [[], [], [4]]
-    assert max(propose(*[VOCAB - 1] * 5)) == VOCAB - 1
+    assert max(propose(*[helpers.VOCAB - 1] * 5)) == helpers.VOCAB - 1
 
 
 # --- trees ---------------------------------------------------------------------------------------
@@ -336,7 +335,7 @@ def test_forwards_of_fixed_shapes_keep_the_accepted_path(folder, target) -> None
 # --- targets that draft for themselves: at masks, or in a block of masks --------------------------
 
 MASK, LENGTH = 3, 21
-SPECIAL = SpecialTokens(mask=MASK, eos=VOCAB)
+SPECIAL = SpecialTokens(mask=MASK, eos=helpers.VOCAB)
 
 
 def counting(at_mask: int) -> Chain:
@@ -392,7 +391,7 @@ def test_a_block_sees_itself_and_the_causal_text_before_it(shifted: bool) -> Non
     """Drafts are those of one forward over the whole text, under a mask of that form."""
     model, tokens = helpers.tiny_denoiser("nemotron_diffusion", 3), 4
     model.attention_form, model.shifted = "causal", True  # as configured for this mode
-    watched: Any = Watched(model)
+    watched: Any = helpers.Watched(model)
     draft = BidirectionalDraft(tokens, shifted)
     found = SpeculativeDecoder(draft).generate(watched, Request("self", (5, 9, 2, 7), LENGTH))
     rows = verified(found)

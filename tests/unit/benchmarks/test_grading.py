@@ -37,7 +37,6 @@ from dllm_bench.benchmarks.tasks import (
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import read_yaml
 from tests import benchmark_helpers as helpers
-from tests.benchmark_helpers import evalplus_benchmark, gold, lm_eval_benchmark, mean
 from tests.tiers import covering
 
 KNOWN = read_yaml(Path(__file__).with_name("gold.yaml"))
@@ -50,7 +49,7 @@ def test_problems_with_their_own_rule(real_data: Path) -> None:
     no_json = {"humaneval_plus": (), "mbpp_plus": ("empty_list", "angle_complex", "convert")}
     for dataset, others in no_json.items():
         names = {*PROBLEM_SETS[dataset].rules, *others}
-        benchmark = evalplus_benchmark(dataset, data_dir=str(real_data))
+        benchmark = helpers.evalplus_benchmark(dataset, data_dir=str(real_data))
         chosen = [item for item in benchmark.items if item["entry_point"] in names]
         scores = benchmark.score({item["id"]: helpers.GOLD[dataset](item) for item in chosen})
         assert len(scores) >= len(names) - 3
@@ -58,7 +57,7 @@ def test_problems_with_their_own_rule(real_data: Path) -> None:
 
 
 def test_a_root_of_a_polynomial_is_checked_as_such(real_data: Path) -> None:
-    benchmark = evalplus_benchmark("humaneval_plus", data_dir=str(real_data))
+    benchmark = helpers.evalplus_benchmark("humaneval_plus", data_dir=str(real_data))
     (key,) = [i["id"] for i in benchmark.items if i["entry_point"] == "find_zero"]
     assert benchmark.score({key: "    return 0.5\n"})[key].verdict == "wrong"
 
@@ -75,17 +74,19 @@ def test_the_rules_are_evalplus_s_own() -> None:
 
 def test_escape_until_keeps_hard_stops_only() -> None:
     settings: dict[str, Any] = {"stop": ("Question:",), "hard_stop": ("[END]",), "limit": 1}
-    ends = lm_eval_benchmark("minigsm", helpers.FLEXIBLE, **settings)
+    ends = helpers.lm_eval_benchmark("minigsm", helpers.FLEXIBLE, **settings)
     runs_on = replace(ends, escape_until=True)
     assert runs_on.requests(helpers.encode)[0].stop == ("[END]",)
-    texts = {k: f"{v}\nQuestion: more?\n#### 100[END]#### 101" for k, v in gold(ends).items()}
-    assert mean(ends.score(texts)) == 1
+    texts = {
+        k: f"{v}\nQuestion: more?\n#### 100[END]#### 101" for k, v in helpers.gold(ends).items()
+    }
+    assert helpers.mean(ends.score(texts)) == 1
     (score,) = runs_on.score(texts).values()
     assert (score.value, score.metrics[helpers.STRICT]) == (0, 1)  # reads on to 100
 
 
 def test_verdicts_of_answers() -> None:
-    benchmark = lm_eval_benchmark("minigsm", limit=4)
+    benchmark = helpers.lm_eval_benchmark("minigsm", limit=4)
     answers = [helpers.GOLD["minigsm"](benchmark.items[0]), " \n", "no number", "#### 1000"]
     scores = benchmark.score(dict(zip((i["id"] for i in benchmark.items), answers, strict=True)))
     assert [s.verdict for s in scores.values()] == ["correct", "empty", "no_answer", "wrong"]
@@ -93,8 +94,8 @@ def test_verdicts_of_answers() -> None:
 
 def test_verdicts_of_programs_and_stages() -> None:
     """A timeout is not a failure and does not affect other programs; plus requires base."""
-    benchmark = evalplus_benchmark("minicode", limit=7, stop=("\ndef ",))
-    texts = gold(benchmark)
+    benchmark = helpers.evalplus_benchmark("minicode", limit=7, stop=("\ndef ",))
+    texts = helpers.gold(benchmark)
     scores = benchmark.score(texts | dict(zip(texts, KNOWN["bodies"], strict=False)))
     verdicts = [scores[name].verdict for name in texts]
     assert verdicts == [*KNOWN["bodies"].values(), "correct"]
@@ -106,7 +107,7 @@ def test_verdicts_of_programs_and_stages() -> None:
 )
 def test_right_on_one_set_of_inputs(word: str, metrics: dict[str, float]) -> None:
     """Wrong outside the base inputs, then wrong on them: plus counts only with base."""
-    benchmark = evalplus_benchmark("minicode", limit=1)
+    benchmark = helpers.evalplus_benchmark("minicode", limit=1)
     (item,) = benchmark.items
     names = item["prompt"].split("(", 1)[1].split(")", 1)[0]
     body = f"    if [{names}] {word} {item['base_input']!r}: return None\n"
@@ -140,7 +141,7 @@ def test_the_hash_follows_what_is_asked(benchmark: helpers.Bench) -> None:
 def test_the_hash_sees_shots_and_items(real_data: Path, tmp_path: Path) -> None:
     def hash_of(folder: Path, shots: int = 2) -> str:
         sources.rows.cache_clear()
-        return lm_eval_benchmark("gsm8k", shots=shots, data_dir=str(folder)).dataset_hash()
+        return helpers.lm_eval_benchmark("gsm8k", shots=shots, data_dir=str(folder)).dataset_hash()
 
     before = hash_of(real_data)
     assert hash_of(real_data, shots=3) != before
@@ -156,22 +157,22 @@ LIGHT = Path(__file__).with_name("light.txt").read_text()
 def test_checks_import_no_harness_and_hashes_depend_on_no_order_of_sets(root: Path) -> None:
     env = {"PYTHONHASHSEED": "7", "PYTHONPATH": str(root)}
     found = subprocess.run([sys.executable, "-c", LIGHT], env=env, capture_output=True, text=True)
-    ours = lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")
+    ours = helpers.lm_eval_benchmark("minigsm"), helpers.evalplus_benchmark("minicode")
     assert found.stdout.split() == [one.dataset_hash() for one in ours], found.stderr
 
 
 def test_minicode_needs_no_evalplus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "evalplus", None)
-    benchmark = evalplus_benchmark("minicode", limit=1)
+    benchmark = helpers.evalplus_benchmark("minicode", limit=1)
     benchmark.check()
-    assert mean(benchmark.score(gold(benchmark))) == 1
+    assert helpers.mean(benchmark.score(helpers.gold(benchmark))) == 1
 
 
 def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
     monkeypatch.setattr(sandbox, "execute", lambda *args: pytest.fail("a program was run"))
-    code = evalplus_benchmark("minicode", allow_code_execution=False)
-    mbpp = lm_eval_benchmark("mbpp", helpers.COMPLETION, allow_code_execution=False)
+    code = helpers.evalplus_benchmark("minicode", allow_code_execution=False)
+    mbpp = helpers.lm_eval_benchmark("mbpp", helpers.COMPLETION, allow_code_execution=False)
     for benchmark in (code, mbpp):
         with pytest.raises(DllmBenchError, match="allowed yet.*_code_execution=true or DLLM_BENCH"):
             benchmark.score({"an item": "    return 1\n"})
@@ -275,8 +276,8 @@ def test_gold_is_right_and_foreign_answers_are_not(task: str, real_data: Path) -
     split = SPLITS.get(file["dataset_kwargs"]["source"], "test")
     limit = PROGRAMS if file.get("unsafe_code") else TEXTS
     data = {"split": split, "limit": limit, "data_dir": str(real_data)}
-    asked = lm_eval_benchmark(task, primary, **data)
-    texts = gold(asked)
+    asked = helpers.lm_eval_benchmark(task, primary, **data)
+    texts = helpers.gold(asked)
     scores = asked.score(texts)
     lucky = asked.score(dict(list(helpers.foreign(texts).items())[:FOREIGN]))
     for metric in scores[next(iter(texts))].metrics:
@@ -295,13 +296,13 @@ def test_canonical_solutions_pass_base_and_plus_and_foreign_ones_do_not(
     dataset: str, postprocess: str, real_data: Path
 ) -> None:
     pytest.importorskip("evalplus", reason="needs the extra [code]")
-    asked = evalplus_benchmark(
+    asked = helpers.evalplus_benchmark(
         dataset, limit=PROGRAMS and PROGRAMS // 2, postprocess=postprocess, data_dir=str(real_data)
     )
-    scores = asked.score(gold(asked))
+    scores = asked.score(helpers.gold(asked))
     wrong = {key for key, score in scores.items() if score.metrics != {"base": 1, "plus": 1}}
     assert wrong == set(WRONG_GOLD.get(f"{dataset} {postprocess}", {})) & set(scores)
-    assert mean(asked.score(helpers.foreign(gold(asked)))) == 0
+    assert helpers.mean(asked.score(helpers.foreign(helpers.gold(asked)))) == 0
 
 
 # --- each published way to grade, on texts for which the ways differ ------------------------------

@@ -150,7 +150,7 @@ def readable(packages: bool) -> list[str]:
 def landlock(packages: bool) -> None:
     """Allow writing in the working directory, and reading there and of Python and the system alone.
 
-    Of /dev, a shared folder of users' data lies there too, `DEVICES` alone are read.
+    Below /dev only `DEVICES` can be read, since /dev/shm may hold data of others.
 
     It also keeps the program from tracing processes outside.
     """
