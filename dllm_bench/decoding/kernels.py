@@ -143,11 +143,11 @@ def least_of(
     """
     _, sum_R, top_p, least_DR, mass_DXJ = search
     rows, row = tl.num_programs(0) // PARTS, tl.program_id(0) // PARTS
-    later, part_P = digit > 0, tl.arange(0, triton.next_power_of_2(PARTS))
-    last = (digit - 1) * rows + row
-    at_PJ = (last * PARTS + part_P[:, None]) * 16 + tl.arange(0, 16)[None, :]
-    mass_PJ = tl.load(mass_DXJ + at_PJ, mask=later & (part_P < PARTS)[:, None], other=0.0)
-    least = tl.load(least_DR + last, mask=later, other=-(2 ** (BITS - 1)))
+    part_P1 = tl.arange(0, triton.next_power_of_2(PARTS))[:, None]
+    last, parts = (digit - 1) * rows + row, tl.where(digit > 0, PARTS, 0)
+    at_PJ = (last * PARTS + part_P1) * 16 + tl.arange(0, 16)[None, :]
+    mass_PJ = tl.load(mass_DXJ + at_PJ, mask=part_P1 < parts, other=0.0)
+    least = tl.load(least_DR + last, mask=digit > 0, other=-(2 ** (BITS - 1)))
     reached = tl.sum((tl.sum(mass_PJ, 0) > top_p * tl.load(sum_R + row)).to(tl.int32), 0)
     least += tl.maximum(reached - 1, 0) << (BITS - 4 * tl.maximum(digit, 1))
     tl.store(least_DR + digit * rows + row, least)

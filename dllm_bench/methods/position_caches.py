@@ -292,7 +292,7 @@ class Drawn(Select):
         order_X = state.memo[ORDER][0]
         share, rest = divmod(len(order_X), self.steps or len(order_X))
         due_X = order_X[: (step + 1) * share + min(step + 1, rest)]
-        return due_X[due_X < window.width]  # a stop may have cut the canvas
+        return due_X[(due_X < window.width).nonzero()[:, 0]]  # a stop may have cut the canvas
 
     def order(self, state: DecodeState, window: Window) -> Tensor:
         """Return the window positions in the order of their commits, int64 (X,), on the host."""

@@ -92,7 +92,7 @@ class _CacheView:
         self.stored = stored
         self.fresh: list[KeysValues] = []
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> KeysValues:
+    def update(self, keys: Tensor, values: Tensor, layer: int, kwargs: object = None) -> KeysValues:
         """Return the keys and values to attend to, and collect the fresh ones."""
         self.fresh.append((keys, values))
         all_keys, all_values = zip(*self.stored[layer], (keys, values), strict=True)
@@ -254,7 +254,7 @@ class FixedForward:
         """Return the slots for the fresh K/V of a layer."""
         return self._slots[layer]
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> KeysValues:
+    def update(self, keys: Tensor, values: Tensor, layer: int, kwargs: object = None) -> KeysValues:
         """Return the fresh K/V in their slots."""
         slots = self._slots[layer]
         if keys is not slots[0]:

@@ -19,7 +19,7 @@ queries, A attention heads, E head size.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -277,7 +277,7 @@ class BatchCache:
     """The requests, in the order of their rows."""
 
     def update(
-        self, keys_1ANE: Tensor, values_1ANE: Tensor, layer: int, *rest: object
+        self, keys_1ANE: Tensor, values_1ANE: Tensor, layer: int, kwargs: object = None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Store fresh K/V of a layer and return what each request attends to."""
         parts = [split_requests(part, self.requests) for part in (keys_1ANE, values_1ANE)]
@@ -303,13 +303,11 @@ class AttentionInputs(NamedTuple):
     """Takes the fresh K/V by `update`: a `PositionCache`, a `BatchCache` for a `BatchMask`, a
     `FixedForward` for `FixedWindows`."""
 
-    def named(self) -> dict[str, Any]:
-        """Return them by transformers' names."""
-        return {
-            "attention_mask": self.mask,
-            "position_embeddings": self.rotation,
-            "past_key_values": self.cache,
-        }
+    def named(self, taken: Container[str]) -> dict[str, Any]:
+        """Return them by transformers' names; `taken`: the names that a module takes."""
+        cache = "cache" if "cache" in taken else "past_key_values"  # up to transformers 5.23
+        given = dict(zip(("attention_mask", "position_embeddings", cache), self, strict=True))
+        return {**given, "shared_kv_states": {}} if "shared_kv_states" in taken else given
 
 
 def attend(

@@ -227,7 +227,7 @@ class PositionCache:
         around = ((0, start), (stop, min(self.length, canvas)))
         return tuple(span for span in around if span[0] < span[1])
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> KeysValues:
+    def update(self, keys: Tensor, values: Tensor, layer: int, kwargs: object = None) -> KeysValues:
         """Store fresh K/V of a layer and return what it attends to; called by its attention."""
         return self.positions[layer].update(keys, values)
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any, ClassVar, cast
 
 import torch
@@ -54,10 +55,11 @@ class DecoderLayer:
 
     def __init__(self, module: Any) -> None:
         self.module = module
+        self._taken = tuple(signature(module.forward).parameters)
 
     def __call__(self, hidden_PFH: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return hidden states (P, F, H) after the layer; those before may be overwritten."""
-        return cast(Tensor, self.module(hidden_PFH, **inputs.named()))
+        return cast(Tensor, self.module(hidden_PFH, **inputs.named(self._taken)))
 
     def normed(self, hidden_PFH: Tensor) -> Tensor:
         """Return the normed hidden states that attention reads."""
@@ -69,7 +71,7 @@ class DecoderLayer:
 
     def attended(self, normed_PFH: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the term that attention adds to the hidden states, (P, F, H)."""
-        return cast(Tensor, self.module.self_attn(hidden_states=normed_PFH, **inputs.named())[0])
+        return cast(Tensor, self.module.self_attn(normed_PFH, **inputs.named(self._taken))[0])
 
     def changed(self, hidden_PFH: Tensor) -> Tensor:
         """Return the term that norm and MLP add to the hidden states, (P, F, H)."""
