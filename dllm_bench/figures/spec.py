@@ -204,12 +204,12 @@ def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
     draw = made_from(DrawSpec, plain["draw"])
     _check_names(draw, list(facets), list(metrics))
     rows = {name: metric["row"] for name, metric in metrics.items() if "row" in metric}
-    drawn = {name: metric["label"] for name, metric in metrics.items() if name != draw.x.metric}
+    drawn = {rows.get(k, k): m["label"] for k, m in metrics.items() if k != draw.x.metric}
     steps = load.sweep_steps(facets)
     return PaperFigure(
         table=table,
         draw=draw,
-        quantities={rows.get(k, k): draw.labels.get(rows.get(k, k), t) for k, t in drawn.items()},
+        quantities={name: draw.labels.get(name, label) for name, label in drawn.items()},
         rows=rows,
         calls={key: _call(metric) for key, metric in metrics.items() if "run_series" in metric},
         at={step.value: step.x for step in steps},

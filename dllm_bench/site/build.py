@@ -98,17 +98,7 @@ class SiteBuilder:
         left_out = list[str]()
         entries = list(RecordIndex(self.store).entries(left_out))
         records = {entry.spec.short: entry.record for entry in entries if entry.record}
-        stale = [entry for entry in self._with_pages(entries) if not self._is_up_to_date(entry)]
-        made = set[str]()
-        for entry in with_progress(stale, "runs"):
-            try:
-                record, samples = read_record(entry.path), read_samples(entry.path)
-            except DllmBenchError as error:
-                left_out.append(str(error))
-            else:
-                if record is not None:  # it may be gone since it was listed
-                    self._build_run(entry, record, samples)
-                    made.add(entry.spec.short)
+        made = self._build_runs(entries, left_out)
         run_pages = made | {e.spec.short for e in entries if e.record and self._is_up_to_date(e)}
         papers = list(readable("table", load_table, left_out))
         tables = list(self._build_tables(papers, run_pages))
@@ -138,6 +128,23 @@ class SiteBuilder:
             )
         yield f"{len(tables)} tables, {len(listed['figures'])} figures, {len(groups)} comparisons"
         yield f"written: {self.out / pages.FIRST_PAGE}"
+
+    def _build_runs(self, entries: Sequence[RunEntry], left_out: list[str]) -> set[str]:
+        """Write the pages of runs that are out of date; return the runs' short hashes. If a run
+        cannot be read, a message is added to `left_out` instead.
+        """
+        made = set[str]()
+        stale = [entry for entry in self._with_pages(entries) if not self._is_up_to_date(entry)]
+        for entry in with_progress(stale, "runs"):
+            try:
+                record, samples = read_record(entry.path), read_samples(entry.path)
+            except DllmBenchError as error:
+                left_out.append(str(error))
+            else:
+                if record is not None:  # it may be gone since it was listed
+                    self._build_run(entry, record, samples)
+                    made.add(entry.spec.short)
+        return made
 
     def _first_page(
         self,

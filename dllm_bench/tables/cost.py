@@ -97,8 +97,6 @@ class MeasuredRuns:
 
     runs: Sequence[MeasuredRun]
     """All runs."""
-    without: MeasuredRun | None = None
-    """A run to ignore."""
     settings: SettingsCache | None = None
     """Caches the summaries of decoders, whose computation needs torch."""
 
@@ -129,17 +127,14 @@ class MeasuredRuns:
                     by_names.setdefault(key, []).append(run)
         return by_names
 
-    def except_for(self, run: MeasuredRun) -> MeasuredRuns:
-        """Return all runs but one."""
-        others = MeasuredRuns(self.runs, run)
-        vars(others)["_by_names"] = self._by_names
-        return others
-
     def similar(self, config: RunConfig, group: str) -> list[MeasuredRun]:
-        """Return runs with the same `group`; if some also share the `CLOSER_GROUP`, only these."""
+        """Return runs with the same `group`; if some also share the `CLOSER_GROUP`, only these.
+
+        The run whose `chosen` is `config` is left out: it does not estimate itself.
+        """
         names, closer = (group, _name(config, group)), CLOSER_GROUP[group]
         for key in ((*names, closer, _name(config, closer)), names):
-            runs = [run for run in self._by_names.get(key, ()) if run is not self.without]
+            runs = [run for run in self._by_names.get(key, ()) if run.chosen is not config]
             if runs:
                 return runs
         return []
@@ -171,7 +166,7 @@ class MeasuredRuns:
             return median(run.per_token for run in similar)
         if tpf or decoder.one_token_per_forward:
             return 1 / (tpf or 1.0)
-        runs = (run for run in self.runs if run is not self.without)
+        runs = (run for run in self.runs if run.chosen is not config)
         others = [run.per_token for run in runs if not run.decoder.one_token_per_forward]
         return median(others) if others else 1.0
 
@@ -190,9 +185,7 @@ class MeasuredRuns:
     @cached_property
     def errors(self) -> list[float]:
         """Measured ÷ estimated seconds of these runs, each estimated from the others."""
-        estimates = (
-            self.except_for(run).cost(run.chosen, run.decoder, run.samples) for run in self.runs
-        )
+        estimates = (self.cost(run.chosen, run.decoder, run.samples) for run in self.runs)
         pairs = zip(self.runs, estimates, strict=True)
         return [run.seconds / cost.seconds for run, cost in pairs if cost and cost.seconds]
 
