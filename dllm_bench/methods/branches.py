@@ -162,8 +162,10 @@ def lowest_window(confidence_KW: Tensor, masked_KW: Tensor, n: int) -> Tensor:
 
 # --- FreeDave -------------------------------------------------------------------------------------
 
+PLACES = MemoKey[Tensor]("self_draft.places")
+"""Canvas positions of the draft tokens, (K, D)."""
 DRAFT = MemoKey[Tensor]("self_draft.draft")
-"""Canvas positions of the draft tokens, and the tokens, -1 where no mask was left, (K, 2, D)."""
+"""The draft tokens, -1 where no mask was left, (K, D)."""
 
 
 @register("explore.self_draft")
@@ -209,17 +211,19 @@ class SelfDraft(Explore):
         place_1D = order_1W[:, :drafts]
         nothing = constant(-1, order_1W.device)
         ids_1D = torch.where(window.eligible_KW, scores.ids_KW, nothing).gather(1, place_1D)
-        draft_12D = torch.stack([place_1D + window.start, ids_1D], 1)
-        branches.memo[DRAFT] = draft_12D.expand(drafts + 1, -1, -1)
+        branches.memo[PLACES] = (place_1D + window.start).expand(drafts + 1, -1)
+        branches.memo[DRAFT] = ids_1D.expand(drafts + 1, -1)
         return branches
 
     def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
         """Return the number of draft tokens, from the first on, that agree with a branch's target,
-        (K,)."""
-        place_KD, ids_KD = branches.memo.pop(DRAFT).unbind(1)
-        last = branches.length - 1  # a stop may have cut the canvas before a place
-        agrees_KD = branches.tokens_KL.gather(1, place_KD.clamp(max=last)) == ids_KD
-        return (agrees_KD & (place_KD <= last)).cumprod(1).sum(1)
+        (K,).
+
+        Beyond the end of a canvas that a stop has cut meanwhile, nothing depends on an agreement.
+        """
+        place_KD = branches.memo.pop(PLACES).clamp(max=branches.length - 1)
+        agrees_KD = branches.tokens_KL.gather(1, place_KD) == branches.memo.pop(DRAFT)
+        return agrees_KD.cumprod(1).sum(1)
 
     def pick(self, rating_K: Tensor) -> Tensor:
         """Return the branch that the walk from the base reaches; draft j is branch j - 1, the base
