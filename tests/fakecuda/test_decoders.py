@@ -162,7 +162,7 @@ OFTEN = {("fast_dllm_dual", "bfloat16", 3), ("dspark", "bfloat16", 3)}
 OFTEN |= {(name, "bfloat16", 1) for name in ROUNDED}
 PRODUCT = [*product(GENERATING, ("float32",), (3,)), *product(GENERATING, ("bfloat16",), (1, 3))]
 TIERS = [
-    *((one, i % 8 == 0) for i, one in enumerate(ONE)),
+    *((one, True) for one in ONE),
     *((Case(*one, 2 * BLOCK), one in OFTEN) for one in PRODUCT),
 ]
 CASES = [pytest.param(case, marks=exhaustive if often else drill) for case, often in TIERS]
