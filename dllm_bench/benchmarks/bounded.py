@@ -3,7 +3,8 @@
 A text may be of any form: it can make a parser recurse, a regular expression or sympy run for
 hours, a conversion raise. All texts are parsed (extraction, postprocessing, comparison with the
 right answer) through `call_bounded`. A call that exceeds a bound, raises, or ends the helper
-becomes an `UnreadableAnswerError`, which `unreadable` turns into the score of a wrong answer.
+becomes an `UnreadableAnswerError`, which `unreadable` turns into the score of a wrong answer. Where
+a function also raises for an empty text, no text is at fault: a library that it calls has changed.
 
 A helper reads one text after the other and is started again only after a failure. Its limit is in
 CPU seconds, counted by the system (SIGPROF), so it applies in any thread of the caller, inside of C
@@ -84,7 +85,7 @@ def call_bounded(function: Callable[..., Any], text: str, *arguments: Any) -> An
         raise UnreadableAnswerError(*result)
     raise DllmBenchError(
         f"Answers were to be read with {'.'.join(name)}, which failed on this machine "
-        f"({result[0]}); install what is missing and give the same command again."
+        f"({result[0]}); install what is missing or too old and give the same command again."
     )
 
 
@@ -171,16 +172,19 @@ def serve() -> None:
         answers.flush()
 
 
-def _answer(module: str, name: str, *arguments: Any) -> list[Any]:
+def _answer(module: str, name: str, text: str, *arguments: Any) -> list[Any]:
     """Return ["value", result], ["unreadable", reason, sentence] or ["fault", sentence]."""
     try:
         function = getattr(importlib.import_module(module), name)
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
-        return ["value", function(*arguments)]
+        return ["value", function(text, *arguments)]
     except FAULTS as error:
         return ["fault", f"{type(error).__name__}: {error}"]
     except Exception as error:  # a text can raise any error in a parser
         kind = type(error).__name__
-        return ["unreadable", kind, f"reading it ended in {kind}: {str(error)[:200]}"]
+        with suppress(Exception):
+            function("", *arguments)
+            return ["unreadable", kind, f"reading it ended in {kind}: {str(error)[:200]}"]
+        return ["fault", f"{kind}: {error}"]
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
