@@ -3,8 +3,8 @@
 A text may be of any form: it can make a parser recurse, a regular expression or sympy run for
 hours, a conversion raise. All texts are parsed (extraction, postprocessing, comparison with the
 right answer) through `call_bounded`. A call that exceeds a bound, raises, or ends the helper
-becomes an `UnreadableAnswerError`, which `unreadable` turns into the score of a wrong answer. Where
-a function also raises for an empty text, no text is at fault: a library that it calls has changed.
+becomes an `UnreadableAnswerError`, which `unreadable` turns into the score of a wrong answer. If it
+raises for an empty text too, a library is at fault, not the text, and a `DllmBenchError` says so.
 
 A helper reads one text after the other and is started again only after a failure. Its limit is in
 CPU seconds, counted by the system (SIGPROF), so it applies in any thread of the caller, inside of C
@@ -66,9 +66,10 @@ def unreadable(error: UnreadableAnswerError, metrics: Iterable[str]) -> SampleSc
 
 
 def call_bounded(function: Callable[..., Any], text: str, *arguments: Any) -> Any:
-    """Run `function(text, *arguments)` in a helper process; UnreadableAnswerError if that fails.
+    """Run `function(text, *arguments)` in a helper process; UnreadableAnswerError if the text makes
+    it fail, DllmBenchError if it fails for any text or on this machine.
 
-    function: of a module; arguments and result: what JSON can hold.
+    function: of a module; text: of a model; arguments and result: what JSON can hold.
     """
     _check_text(text)
     name = [function.__module__, function.__qualname__]
@@ -85,7 +86,7 @@ def call_bounded(function: Callable[..., Any], text: str, *arguments: Any) -> An
         raise UnreadableAnswerError(*result)
     raise DllmBenchError(
         f"Answers were to be read with {'.'.join(name)}, which failed on this machine "
-        f"({result[0]}); install what is missing or too old and give the same command again."
+        f"({result[0]}); install the versions of pyproject.toml and give the same command again."
     )
 
 
@@ -183,7 +184,7 @@ def _answer(module: str, name: str, text: str, *arguments: Any) -> list[Any]:
     except Exception as error:  # a text can raise any error in a parser
         kind = type(error).__name__
         with suppress(Exception):
-            function("", *arguments)
+            function("", *arguments)  # raises if the text is not at fault
             return ["unreadable", kind, f"reading it ended in {kind}: {str(error)[:200]}"]
         return ["fault", f"{kind}: {error}"]
     finally:

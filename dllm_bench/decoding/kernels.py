@@ -144,7 +144,7 @@ def least_of(
     _, sum_R, top_p, least_DR, mass_DXJ = search
     rows, row = tl.num_programs(0) // PARTS, tl.program_id(0) // PARTS
     part_P1 = tl.arange(0, triton.next_power_of_2(PARTS))[:, None]
-    last, parts = (digit - 1) * rows + row, tl.where(digit > 0, PARTS, 0)
+    last, parts = (digit - 1) * rows + row, tl.where(digit > 0, PARTS, 0)  # 0: nothing to read yet
     at_PJ = (last * PARTS + part_P1) * 16 + tl.arange(0, 16)[None, :]
     mass_PJ = tl.load(mass_DXJ + at_PJ, mask=part_P1 < parts, other=0.0)
     least = tl.load(least_DR + last, mask=digit > 0, other=-(2 ** (BITS - 1)))

@@ -219,7 +219,8 @@ class SelfDraft(Explore):
         """Return the number of draft tokens, from the first on, that agree with a branch's target,
         (K,).
 
-        Beyond the end of a canvas that a stop has cut meanwhile, nothing depends on an agreement.
+        A stop may have cut the canvas since the drafts were made. Places beyond its end are
+        compared at its last position: their tokens are gone, so either result is right.
         """
         place_KD = branches.memo.pop(PLACES).clamp(max=branches.length - 1)
         agrees_KD = branches.tokens_KL.gather(1, place_KD) == branches.memo.pop(DRAFT)

@@ -303,11 +303,14 @@ class AttentionInputs(NamedTuple):
     """Takes the fresh K/V by `update`: a `PositionCache`, a `BatchCache` for a `BatchMask`, a
     `FixedForward` for `FixedWindows`."""
 
-    def named(self, taken: Container[str]) -> dict[str, Any]:
-        """Return them by transformers' names; `taken`: the names that a module takes."""
-        cache = "cache" if "cache" in taken else "past_key_values"  # up to transformers 5.23
+    def named(self, arguments: Container[str]) -> dict[str, Any]:
+        """Return them by transformers' names; `arguments`: the names that a module takes.
+
+        Gemma's layers also store keys and values for models that share them, which nothing reads.
+        """
+        cache = "cache" if "cache" in arguments else "past_key_values"  # until transformers 5.23
         given = dict(zip(("attention_mask", "position_embeddings", cache), self, strict=True))
-        return {**given, "shared_kv_states": {}} if "shared_kv_states" in taken else given
+        return {**given, "shared_kv_states": {}} if "shared_kv_states" in arguments else given
 
 
 def attend(

@@ -228,7 +228,8 @@ class PositionCache:
         return tuple(span for span in around if span[0] < span[1])
 
     def update(self, keys: Tensor, values: Tensor, layer: int, kwargs: object = None) -> KeysValues:
-        """Store fresh K/V of a layer and return what it attends to; called by its attention."""
+        """Store fresh K/V of a layer and return what it attends to; called by its attention, whose
+        `kwargs` (since transformers 5.24) are not read."""
         return self.positions[layer].update(keys, values)
 
     def aside(self, keys: Tensor, values: Tensor, layer: int) -> KeysValues:

@@ -55,11 +55,11 @@ class DecoderLayer:
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self._taken = tuple(signature(module.forward).parameters)
+        self._arguments = tuple(signature(module.forward).parameters)
 
     def __call__(self, hidden_PFH: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return hidden states (P, F, H) after the layer; those before may be overwritten."""
-        return cast(Tensor, self.module(hidden_PFH, **inputs.named(self._taken)))
+        return cast(Tensor, self.module(hidden_PFH, **inputs.named(self._arguments)))
 
     def normed(self, hidden_PFH: Tensor) -> Tensor:
         """Return the normed hidden states that attention reads."""
@@ -71,7 +71,7 @@ class DecoderLayer:
 
     def attended(self, normed_PFH: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the term that attention adds to the hidden states, (P, F, H)."""
-        return cast(Tensor, self.module.self_attn(normed_PFH, **inputs.named(self._taken))[0])
+        return cast(Tensor, self.module.self_attn(normed_PFH, **inputs.named(self._arguments))[0])
 
     def changed(self, hidden_PFH: Tensor) -> Tensor:
         """Return the term that norm and MLP add to the hidden states, (P, F, H)."""

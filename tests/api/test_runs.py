@@ -258,8 +258,8 @@ def test_lm_eval_reads_its_form(runs, tmp_path) -> None:
     record, names = runs[1][0], [str(path) for path in tmp_path.glob("*/*")]
     (results,), (samples,) = get_results_filenames(names), get_sample_results_filenames(names)
     found = json.loads(Path(results).read_text())
-    table = make_table(found)
-    assert record.score and "exact_match" in table and f"{record.score.mean:.3f}" in table
+    rows = "".join(row for row in make_table(found).splitlines() if "exact_match" in row)
+    assert record.score and record.score.mean in map(float, re.findall(r"\d+\.\d+", rows))
     assert found["results"]["minigsm"]["tpf/emitted,none"] == record.summary["tpf/emitted"]
     lines = [json.loads(line) for line in Path(samples).read_text().splitlines()]
     assert [line["exact_match"] for line in lines] == record.columns["value"]

@@ -161,11 +161,10 @@ ONE = [Case(name, "float32", new=2 * BLOCK if name in DEEP else BLOCK) for name 
 OFTEN = {("fast_dllm_dual", "bfloat16", 3), ("dspark", "bfloat16", 3)}
 OFTEN |= {(name, "bfloat16", 1) for name in ROUNDED}
 PRODUCT = [*product(GENERATING, ("float32",), (3,)), *product(GENERATING, ("bfloat16",), (1, 3))]
-TIERS = [
-    *((one, True) for one in ONE),
-    *((Case(*one, 2 * BLOCK), one in OFTEN) for one in PRODUCT),
+CASES = [pytest.param(one, marks=exhaustive) for one in ONE]
+CASES += [
+    pytest.param(Case(*of, 2 * BLOCK), marks=exhaustive if of in OFTEN else drill) for of in PRODUCT
 ]
-CASES = [pytest.param(case, marks=exhaustive if often else drill) for case, often in TIERS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

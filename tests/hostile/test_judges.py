@@ -472,7 +472,7 @@ def test_seconds_memory_and_nesting_are_bounded_in_any_thread() -> None:
         ("time", call_bounded, re.fullmatch, "(a|aa|a?a)+b", "a" * 80),
         ("nesting", call_bounded, exec, KILLED_BY.format(11)),  # as a stack overflow does
         ("MemoryError", call_bounded, exec, "bytearray(2**40)"),
-        ("time or False", math_answers.verified, "$3$", "$9^{9^{9^{9}}}$"),  # it has two limits
+        ("time or False", math_answers.verified, "$9^{9^{9^{9}}}$", "$3$"),  # it has two limits
     ]
     with ThreadPoolExecutor(len(cases)) as pool:
         found = list(pool.map(lambda case: reading(*case[1:]), cases, timeout=60))
@@ -485,7 +485,7 @@ def test_seconds_memory_and_nesting_are_bounded_in_any_thread() -> None:
 def test_a_fault_of_the_machine_is_no_wrong_answer() -> None:
     with pytest.raises(DllmBenchError, match="ModuleNotFoundError: No module named 'not_here'"):
         call_bounded(exec, "import not_here")
-    with pytest.raises(DllmBenchError, match="TypeError.*or too old"):
+    with pytest.raises(DllmBenchError, match="TypeError.*pyproject.toml"):
         call_bounded(operator.index, "7")
     with pytest.raises(DllmBenchError, match="ended from outside"):
         call_bounded(exec, KILLED_BY.format(9))

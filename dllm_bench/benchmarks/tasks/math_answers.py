@@ -143,14 +143,14 @@ def same(one: str, other: str) -> bool:
     return any(form(one) == form(other) for form in forms)
 
 
-def verified(gold: str, text: str) -> bool:
+def verified(text: str, gold: str) -> bool:
     """Return whether math-verify finds the same answer in both texts.
 
     Its time limit uses signals, which work in the main thread only, so another thread leaves the
     call to a process.
     """
     if threading.current_thread() is not threading.main_thread():
-        return bool(call_bounded(verified, gold, text))
+        return bool(call_bounded(verified, text, gold))
     from math_verify import parse, verify
 
     read = [parse(part, parsing_timeout=VERIFY_S) for part in (gold, text)]
@@ -160,7 +160,7 @@ def verified(gold: str, text: str) -> bool:
 def equivalent(gold: str, answer: str) -> bool:
     """Return whether two final answers, already normalised, are the same string or the same
     value."""
-    return gold == answer or (bool(answer) and verified(f"${gold}$", f"${answer}$"))
+    return gold == answer or (bool(answer) and verified(f"${answer}$", f"${gold}$"))
 
 
 def arithmetic(node: ast.AST, whole: bool = False) -> float:

@@ -39,7 +39,7 @@ def math_minerva(doc: Doc, results: list[str]) -> Metrics:
     gold = math_answers.boxed(doc["solution"]) or ""
     answer = math_answers.normalised(math_answers.final_answer(results[0]))
     exact = math_answers.equivalent(math_answers.normalised(gold), answer)
-    verified = math_answers.verified(doc["solution"], results[0])
+    verified = math_answers.verified(results[0], doc["solution"])
     return {"exact_match": float(exact), "math_verify": float(verified)}
 
 
@@ -58,7 +58,7 @@ def _boxed(gold: str, text: str) -> Metrics:
     answer = re.sub(
         r"^\{(.*)\}$", r"\1", math_answers.boxed(text) or ""
     )  # there may be a second pair of braces
-    verified = math_answers.verified(f"${gold}$", text)
+    verified = math_answers.verified(text, f"${gold}$")
     right = math_answers.same(gold, answer or closing_answer(text))
     return {"accuracy": float(right), "math_verify": float(verified)}
 

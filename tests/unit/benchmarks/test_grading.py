@@ -40,6 +40,8 @@ from tests import benchmark_helpers as helpers
 from tests.tiers import covering
 
 KNOWN = read_yaml(Path(__file__).with_name("gold.yaml"))
+OF_NEW_SUM = {"humaneval_plus/test/32"} if sys.version_info >= (3, 12) else set[str]()
+"""Gold answers that fail since Python 3.12, whose `sum` rounds less."""
 
 
 @pytest.mark.exhaustive
@@ -53,8 +55,7 @@ def test_problems_with_their_own_rule(real_data: Path) -> None:
         chosen = [item for item in benchmark.items if item["entry_point"] in names]
         scores = benchmark.score({item["id"]: helpers.GOLD[dataset](item) for item in chosen})
         assert len(scores) >= len(names) - 3
-        fails = {"humaneval_plus/test/32"} if sys.version_info >= (3, 12) else set()  # `sum` there
-        assert {key for key, score in scores.items() if score.value != 1} <= fails
+        assert {key for key, s in scores.items() if s.value != 1} == OF_NEW_SUM & set(scores)
 
 
 def test_a_root_of_a_polynomial_is_checked_as_such(real_data: Path) -> None:
@@ -302,7 +303,7 @@ def test_canonical_solutions_pass_base_and_plus_and_foreign_ones_do_not(
     )
     scores = asked.score(helpers.gold(asked))
     wrong = {key for key, score in scores.items() if score.metrics != {"base": 1, "plus": 1}}
-    assert wrong == set(WRONG_GOLD.get(f"{dataset} {postprocess}", {})) & set(scores)
+    assert wrong == {*OF_NEW_SUM, *WRONG_GOLD.get(f"{dataset} {postprocess}", ())} & set(scores)
     assert helpers.mean(asked.score(helpers.foreign(helpers.gold(asked)))) == 0
 
 
@@ -327,9 +328,9 @@ def test_opencompass_s_equality(one: str, other: str, same: bool) -> None:
 
 
 def test_math_verify_sees_what_strings_do_not() -> None:
-    assert math_answers.verified("$\\boxed{\\frac{\\sqrt 3}{2}}$", "so $\\boxed{\\sqrt{3}/2}$")
+    assert math_answers.verified("so $\\boxed{\\sqrt{3}/2}$", "$\\boxed{\\frac{\\sqrt 3}{2}}$")
     assert not math_answers.same("\\frac{\\sqrt 3}{2}", "\\sqrt{3}/2")
-    assert not math_answers.verified("$\\boxed{2}$", "$\\boxed{3}$")
+    assert not math_answers.verified("$\\boxed{3}$", "$\\boxed{2}$")
 
 
 @pytest.mark.parametrize("text", ["ANSWER: **A**", "ANSWER: (A)", "ANSWER: $\\boxed{A}$"])
