@@ -86,7 +86,7 @@ def call_bounded(function: Callable[..., Any], text: str, *arguments: Any) -> An
         raise UnreadableAnswerError(*result)
     raise DllmBenchError(
         f"Answers were to be read with {'.'.join(name)}, which failed on this machine "
-        f"({result[0]}); install the versions of pyproject.toml and give the same command again."
+        f"({result[0]}); install the versions that dllm-bench needs, then repeat the command."
     )
 
 
