@@ -18,12 +18,12 @@ from typing import Any
 
 from dllm_bench.benchmarks.embedded import (
     FROZEN,
+    HELD_OUT,
     SENTENCES,
     SPLITS,
     TEST,
     TEXTS,
     TRAIN,
-    UNSEEN,
     GeneratedTask,
     texts_file,
 )
@@ -103,7 +103,7 @@ def _program_pairs(task: str, count: int, seed: int) -> list[Pair]:
 def splits_of(name: str) -> Sequence[str]:
     """Return the splits of a task that have files; a family of miniparallel is a split itself."""
     if name in DRAWN:
-        return (TEST, UNSEEN)
+        return tuple(HELD_OUT)
     return (TEST,) if "/" in name else SPLITS
 
 

@@ -9,9 +9,9 @@ To add a task, write a function that draws one `GeneratedProblem` from a random 
 
 The split of a problem is decided by a hash of its content (the question, without its wording), so
 the train and test splits never share a problem, for any seed. Within a split no prompt occurs
-twice. A run's identity contains the hash of the file with its items. The split `unseen` contains
-the test problems drawn after the test items, for confirming claims on new items; `train` gives
-few-shot examples.
+twice. A run's identity contains the hash of the file with its items. The splits `unseen` and
+`later` contain the test problems drawn after the test items, for confirming claims on new items;
+`train` gives few-shot examples.
 
 The tasks made of sentences are drawn here, since training draws from them without end. `sentences`:
 copy a real sentence, or change it in one way that has one right result. The sentences are those of
@@ -41,15 +41,15 @@ from dllm_bench.core.errors import DllmBenchError
 
 FROZEN = Path(__file__).parent / "items"
 TEXTS = Path(__file__).parent / "texts"
-SPLITS = (TRAIN := "train", TEST := "test", UNSEEN := "unseen")
+SPLITS = (TRAIN := "train", TEST := "test", UNSEEN := "unseen", LATER := "later")
 TEST_ONE_IN = 8
 """One problem in this many belongs to the test split (by the hash of its content)."""
 SPLIT_SIZE = 1000
-"""Items of a split; training draws as many problems as it needs instead."""
+"""Items of `test` and `train`; training draws as many problems as it needs instead."""
+HELD_OUT = {TEST: range(SPLIT_SIZE), UNSEEN: range(1000, 1200), LATER: range(1200, 1700)}
+"""Split -> which of the test problems it has, in the order in which they are drawn."""
 MOST_REPEATS = 100_000
 """Known prompts drawn one after the other, after which a stream has no others."""
-UNSEEN_SIZE = 200
-"""Items of the split `unseen`."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ class GeneratedTask(FrozenTask):
     def draw_items(self, split: str, limit: int = SPLIT_SIZE) -> list[dict[str, Any]]:
         """Draw the first `limit` items of a split, which `items` returns of the frozen ones.
 
-        Unseen ones have no prompt of a test item, since they continue the test split's list.
+        Held-out splits share no prompt, since each continues the list of the one before.
         """
-        first, last = (SPLIT_SIZE, SPLIT_SIZE + UNSEEN_SIZE) if split == UNSEEN else (0, limit)
-        drawn = self.problems(TEST if split == UNSEEN else split, last)
-        problems = islice(drawn, first, first + limit)
+        places = HELD_OUT.get(split, range(limit))
+        drawn = self.problems(TEST if split in HELD_OUT else split, places.stop)
+        problems = islice(drawn, places.start, places.start + limit)
         return [{"id": f"{self.name}/{split}/{i}", **p.fields} for i, p in enumerate(problems)]
 
 
