@@ -302,7 +302,7 @@ def test_a_profile_may_lack_any_part_and_has_no_unknown_one(tmp_path, monkeypatc
 
 def test_tables_hold_no_embedded_special_case() -> None:
     ours = (
-        "caches later_drafters later_drafts later_filters later_thresholds library long one_token "
+        "caches later_drafts later_filters later_thresholds library long one_token "
         "one_token_long parallel revising seeds seeds_drafters seeds_llada templates unseen_credit "
         "unseen_drafters unseen_drafts unseen_filters unseen_lopa wording"
     )
