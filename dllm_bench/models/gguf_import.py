@@ -384,13 +384,14 @@ def published_names(gguf: GgufFile) -> dict[str, str]:
 
 def write_weights(gguf: GgufFile, names: dict[str, str], folder: Path) -> None:
     """Write safetensors files of some `SHARD_BYTES` each, with an index."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     place: dict[str, str] = {}
     total = 0
     for number, shard in enumerate(_shards(gguf, names), start=1):
         file = f"model-{number:05}.safetensors"
-        save_file(shard, folder / file, {"format": "pt"})
+        # not `save_file`, which hides it from other users
+        (folder / file).write_bytes(save(shard, {"format": "pt"}))
         place |= dict.fromkeys(shard, file)
         total += sum(tensor.nbytes for tensor in shard.values())
     index = {"metadata": {"total_size": total}, "weight_map": place}

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -44,7 +44,7 @@ from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.text import library_errors_named
 from dllm_bench.models.transformer import EMBEDDING_TAP, TransformerDenoiser
 from dllm_bench.store import files
-from dllm_bench.store.files import Appender, atomic_path, is_file, lstat, make_folder, matching
+from dllm_bench.store.files import Appender, is_file, lstat, make_folder, matching
 from dllm_bench.store.lock import BusyError, Lock
 from dllm_bench.training import DRAFTER_BENCHMARKS, loop, prompts
 from dllm_bench.training import drafter_objectives as objectives
@@ -380,8 +380,7 @@ class StoredRows:
         size = sum(tensor.nbytes for tensor in part.values())
         if self.size + size <= self.limit_bytes:
             self.size += size
-            with atomic_path(file) as temporary:
-                save_file(part, temporary)
+            files.write_atomic(file, save(part))
         return part
 
 

@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from dllm_bench import DECODING_VERSION
@@ -43,7 +43,7 @@ from dllm_bench.methods.learn2pd import Oracle
 from dllm_bench.models import filters as filter_files
 from dllm_bench.models import load as loading
 from dllm_bench.models.text import library_errors_named
-from dllm_bench.store.files import atomic_path, is_file, stored_bytes, write_atomic
+from dllm_bench.store.files import is_file, stored_bytes, write_atomic
 from dllm_bench.store.groups import ModelGroup
 from dllm_bench.store.inputs import model_hashes, model_spec
 from dllm_bench.store.spec import digest, slug
@@ -322,8 +322,7 @@ def collect_traces(
 def save_traces(file: Path, traces: Traces, source: TraceSource) -> None:
     """Write traces; an interruption leaves the file as it was."""
     header = {"plan": json.dumps(asdict(source), sort_keys=True), "done": str(traces.done)}
-    with atomic_path(file) as temporary:
-        save_file(traces.tensors, temporary, header)
+    write_atomic(file, save(traces.tensors, header))
 
 
 def load_traces(file: Path) -> Traces:

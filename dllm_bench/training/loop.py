@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -233,8 +233,7 @@ class Training(ABC):
     def write_weights(self, file: Path, metadata: dict[str, str] | None = None) -> None:
         """Write the weights in bfloat16, as they are published."""
         stored = {n: w.to("cpu", torch.bfloat16).contiguous() for n, w in self.weights.items()}
-        with atomic_path(file) as temporary:
-            save_file(stored, temporary, metadata)
+        write_atomic(file, save(stored, metadata))  # `save_file` hides it from other users
 
     def optimizer_step(self) -> tuple[Tensor, Numbers]:
         """Take one step on randomly drawn texts; return the loss, and how to read its parts."""
