@@ -137,7 +137,8 @@ def train(
 
     `model` is a resolved configuration group. DllmBenchError if `out` holds another filter.
     """
-    require_free(out, "CARD.md", f"`{job.command(model.name)}`".encode())
+    weights = model_hashes(model)["weights"][:10]  # two folders may have one name
+    require_free(out, "CARD.md", f"`{job.command(model.name)}`".encode(), weights.encode())
     source, found = traces_of(job, model, traces_folder, report)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fitted = fit(found.each(lambda tensor: tensor.to(device)), job, report)
@@ -168,9 +169,10 @@ def convert(file: Path, model: ModelGroup, folder: Path, out: Path | None = None
     return out
 
 
-def require_free(out: Path, name: str, made: bytes) -> None:
+def require_free(out: Path, name: str, *made: bytes) -> None:
     """Raise DllmBenchError if a folder holds a filter, unless its file `name` contains `made`."""
-    if is_file(out / filter_files.WEIGHTS) and made not in (stored_bytes(out / name) or b""):
+    found = stored_bytes(out / name) or b""
+    if is_file(out / filter_files.WEIGHTS) and not all(part in found for part in made):
         raise DllmBenchError(
             f"{out} holds a filter that this command did not make; name another folder with --out, "
             "or remove it."

@@ -259,8 +259,9 @@ def test_the_command_collects_once_and_writes_a_filter_that_decodes(tmp_path, co
         Need("cache", Condition.FED_WINDOW),  # it reads committed confidences
     }
     command(f"train filter tiny-llada {small}")
-    told = command(f"train filter tiny-llada {small} --lr 0.1", code=2)
-    assert "holds a filter that this command did not make" in told
+    for words, weights in ((f"{small} --lr 0.1", facts.weights[:10]), (small, "another's")):
+        (out / "CARD.md").write_text(card.replace(facts.weights[:10], weights))
+        assert "this command did not make" in command(f"train filter tiny-llada {words}", code=2)
 
 
 def test_a_converted_filter_has_a_name_of_its_own_and_replaces_no_other(tmp_path, command) -> None:
