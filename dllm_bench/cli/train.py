@@ -71,9 +71,10 @@ def train_drafter(arguments: Namespace) -> int:
     texts = drafters.texts_of(job, loaded, spec.chat, file)
     if arguments.texts_only:
         return print_lines([f"written: {file}"])
-    drafters.DrafterTraining.start(job, loaded, texts, folder / f"rows-{target}").run(out)
-    use = f"model={arguments.model} decoder={job.decoder} decoder.draft.drafter.source={out}"
-    return print_written(out, use)
+    named, rows = (arguments.model, *arguments.settings), folder / f"rows-{target}"
+    drafters.DrafterTraining.start(job, loaded, texts, rows, named).run(out)
+    use = f"decoder={job.decoder} decoder.draft.drafter.source={out}"
+    return print_written(out, f"model={shlex.join(named)} {use}")
 
 
 def drafter_job(arguments: Namespace) -> DrafterJob:

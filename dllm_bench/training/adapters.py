@@ -287,8 +287,6 @@ class AdapterTraining(Training):
     measure_every, digits, save_every_s = 50, 4, 120.0
 
     learned: dict[str, torch.nn.Parameter]
-    named: tuple[str, ...]
-    """Words of the command: the model, and its settings."""
 
     @classmethod
     def start(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -182,11 +183,11 @@ class DrafterJob(CheckedFields):
             "confidence_head_with_markov": bool(self.head),
         }
 
-    def command(self, model: str) -> str:
+    def command(self, model: str, *settings: str) -> str:
         """Return the command that trains this drafter; settings its kind has anyway are left
         out."""
         shown = {"shares": f"{self.shares.ce:g} {self.shares.l1:g}", "flan": "DIR"}
-        start = f"dllm-bench train drafter {model} {self.kind}"
+        start = f"dllm-bench train drafter {shlex.join((model, self.kind, *settings))}"
         return loop.command(start, self, KINDS[self.kind], shown)
 
 
@@ -408,11 +409,12 @@ class DrafterTraining(Training):
         loaded: LoadedModel,
         texts: list[TrainingText],
         rows: Path | None = None,
+        named: tuple[str, ...] = (),
     ) -> DrafterTraining:
         """Return a drafter with random weights, and the target's embedding and head.
 
-        rows: folder for the target's outputs, if the job stores them. DllmBenchError for a target
-        that no drafter serves.
+        rows: folder for the target's outputs, if the job stores them; see the fields for `named`.
+        DllmBenchError for a target that no drafter serves.
         """
         target = loaded.denoiser
         SpeculativeDecoder(NoDraft()).check_run_fits(target)
@@ -434,6 +436,7 @@ class DrafterTraining(Training):
             optimizer=torch.optim.AdamW(learned, job.lr, weight_decay=0.0),
             texts=texts[few:],
             held_out=texts[:few],
+            named=named or (loaded.metadata.name,),
             target=target,
             published=published,
             network=network,
@@ -508,5 +511,5 @@ class DrafterTraining(Training):
 
     def facts(self) -> dict[str, Any]:
         learned = sum(weight.numel() for weight in self.weights.values())
-        model = self.loaded.metadata.name
-        return {"model": model, "learned": learned, "facts": self.network.drafter_config}
+        facts = {"named": self.named, "facts": self.network.drafter_config}
+        return {"model": self.loaded.metadata.name, "learned": learned, **facts}

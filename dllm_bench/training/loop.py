@@ -180,6 +180,8 @@ class Training(ABC):
     texts: list[TrainingText]
     held_out: list[TrainingText]
     """Texts that are measured and never trained on."""
+    named: tuple[str, ...]
+    """Words of the command: the model, and its settings."""
     step: int = 0
     seconds: float = 0.0
     """Processor time on a CPU, otherwise elapsed time."""
@@ -224,11 +226,6 @@ class Training(ABC):
     def clock(self) -> Callable[[], float]:
         """Seconds: of the processor on a CPU, which others may use too; else those that pass."""
         return time.process_time if self.device.type == "cpu" else time.monotonic
-
-    @property
-    def took(self) -> str:
-        """The unit of time for the card."""
-        return "core-minutes" if self.device.type == "cpu" else "minutes"
 
     def write_weights(self, file: Path, metadata: dict[str, str] | None = None) -> None:
         """Write the weights in bfloat16, as they are published."""

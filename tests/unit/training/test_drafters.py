@@ -426,18 +426,18 @@ def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
     if kind != "eagle3":
         changes["shares"] = replace(KINDS[kind].shares, ce=1.0, l1=0.5)
     asked = job(kind, changes)
-    assert drafter_job(parse(asked.command("tiny-qwen3").split()[1:])) == asked
+    assert drafter_job(parse(asked.command("tiny-qwen3", "model.chat=false").split()[1:])) == asked
 
 
 def test_the_command(tmp_path: Path, command) -> None:
-    start = "train drafter tiny-qwen3 dflash --benchmark minimath"
+    start = "train drafter tiny-qwen3 dflash model.chat=false --benchmark minimath"
     said = command(f"{start} --texts-only --prompts 2 --max-new-tokens 4")
     (file,) = (tmp_path / "training" / "drafters").glob("*.jsonl")
     assert f"written: {file}" in said and len(file.read_text().splitlines()) == 2
     out = tmp_path / "drafter"
     gold = f"--layers 1 --prompts 12 --steps 2 --texts gold --rows 2 --out {out}"
     said = command(f"{start} --benchmark ministory {gold}")
-    assert f"model=tiny-qwen3 decoder=dflash decoder.draft.drafter.source={out}" in said
-    assert "minimath, ministory, in turn" in (out / "CARD.md").read_text()
+    assert f"model.chat=false decoder=dflash decoder.draft.drafter.source={out}" in said
+    assert "dflash model.chat=false --layers 1" in (out / "CARD.md").read_text()
     facts = TrainedBlockDrafter(str(out)).config
     assert (facts.slots, facts.feature_layers) == (7, (0, 1, 2))
