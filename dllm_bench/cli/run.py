@@ -208,14 +208,17 @@ def estimate_lines(config: RunConfig) -> Iterator[str]:
 
 
 def with_flags_as_settings(arguments: Iterable[str]) -> list[str]:
-    """Return the arguments with the flags of `AS_SETTINGS` written as settings."""
+    """Return the arguments with the flags of `AS_SETTINGS` written as settings. The name of a
+    folder is quoted, since Hydra would read `20260102` as a number and a comma as a list.
+    """
     settings, rest = [], iter(arguments)
     for argument in rest:
         flag, joined, value = argument.partition("=")
         setting = AS_SETTINGS.get(flag, argument)
         takes_value = flag in AS_SETTINGS and "=" not in setting
         value = value if joined else next(rest, "") if takes_value else ""
-        settings.append(f"{setting}={value}" if takes_value else setting)
+        text = compose.as_override(setting, value) if flag == "--results" else f"{setting}={value}"
+        settings.append(text if takes_value else setting)
     return settings
 
 

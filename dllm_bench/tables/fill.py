@@ -12,7 +12,6 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.output import show
@@ -86,11 +85,10 @@ def _submit_with_training(
     runs: Sequence[PlannedRun], store: Store, changes: Sequence[str], active: SlurmJobs
 ) -> list[str]:
     """Submit the training, and the runs that read its files, which start once it has succeeded."""
-    results = str(Path(store.root).parent)
     made: dict[str, str] = {}  # file -> job that trains it
     lines = []
     for run in runs:
-        command = ("run", *run.query, f"paths.results={results}")
+        command = ("run", *run.query, "--results", str(store.root.parent))
         trainings = {source: training(source, run) for source in missing_trained_files([run])}
         if active.is_active(shlex.join(command)) or not all(trainings.values()):
             continue

@@ -184,8 +184,8 @@ def test_a_tilde_is_the_home_folder_wherever_results_are_named(home, monkeypatch
     monkeypatch.setenv("DLLM_BENCH_RESULTS", "~")
     assert main(["status"]) == main(["status", "--results", "~/b"]) == 0
     assert main([*SHORT.split(), "paths.results='~/c'"]) == 0
-    assert main(["run", "-m", *SHORT.split()[1:], "seed=1", "paths.results='~/c'"]) == 0
-    assert (home / "c" / "runs").is_dir() and not (home.parent / "~").exists()
+    assert main(["run", "-m", *SHORT.split()[1:], "seed=1", "--results", "~/d's (1), 2"]) == 0
+    assert {"c", "d's (1), 2"} <= {*os.listdir(home)} and not (home.parent / "~").exists()
 
 
 BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
