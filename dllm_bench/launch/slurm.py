@@ -34,6 +34,7 @@ from dllm_bench.store.store import Store, read_entry, record_fingerprint
 TICKETS = "jobs.jsonl"
 ANSWER_S = 30.0  # time limit of a call of squeue
 POLL_S = 3.0
+SILENT_S = 300.0  # squeue of a busy cluster fails now and then; waiting goes on for so long
 REFUSALS = read_yaml(Path(__file__).with_name("refusals.yaml"))
 """Text in a refusal of sbatch -> its meaning, and the settings to change."""
 NEVER = ("PartitionConfig", "BadConstraints", "PartitionTimeLimit", "PartitionNodeLimit")
@@ -269,6 +270,18 @@ class SlurmJobs:
         return True, f"its job {ticket.job} is over, log: {ticket.log}"
 
 
+def answered_jobs(store: Store, patience_s: float = 0.0) -> SlurmJobs:
+    """Return the jobs of a store; DllmBenchError if SLURM does not answer for `patience_s`."""
+    end = time.monotonic() + patience_s
+    while (jobs := SlurmJobs.of(store)).queued is None:
+        if time.monotonic() >= end:
+            raise DllmBenchError(
+                "SLURM does not answer (squeue); its jobs continue, `dllm-bench status` shows them."
+            )
+        time.sleep(POLL_S)
+    return jobs
+
+
 def job_lines(store: Store) -> Iterator[str]:
     """Yield a line per job whose run is not sealed and per command that is not over."""
     jobs = SlurmJobs.of(store)
@@ -289,17 +302,11 @@ def wait_for_jobs(store: Store, wanted: Container[str] = ()) -> list[str]:
     Raises DllmBenchError if SLURM does not answer or can never start a job (`end_impossible`).
     wanted: hashes of runs that count even if their jobs were over before.
     """
-    jobs = SlurmJobs.of(store)
-    unknown = jobs.queued is None
-    waiting = [key for key in jobs.tickets if unknown or key in wanted or jobs.is_active(key)]
+    jobs = answered_jobs(store, SILENT_S)
+    waiting = [key for key in jobs.tickets if key in wanted or jobs.is_active(key)]
     failed = list[str]()
     with ManyRunsProgress(len(waiting)) as progress:
         while waiting:
-            if jobs.queued is None:
-                raise DllmBenchError(
-                    "SLURM does not answer (squeue); its jobs continue, `dllm-bench status` shows "
-                    "them."
-                )
             over = [key for key in waiting if not jobs.is_active(key)]
             waiting = [key for key in waiting if jobs.is_active(key)]
             for key in over:
@@ -311,7 +318,7 @@ def wait_for_jobs(store: Store, wanted: Container[str] = ()) -> list[str]:
             for key in waiting:
                 progress.update(jobs.tickets[key].what, how_far(store, jobs, key))
             time.sleep(POLL_S if waiting else 0)
-            jobs = SlurmJobs.of(store)
+            jobs = answered_jobs(store, SILENT_S)
             end_impossible(jobs)
     return failed
 

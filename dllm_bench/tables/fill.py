@@ -49,7 +49,7 @@ def send(
 
     changes: settings of the launcher, "name=value".
     """
-    active = SlurmJobs.of(store)
+    active = slurm.answered_jobs(store)
     specs = {run.folder: run.spec for run in runs if run.open and run.spec}
     new = {f: spec for f, spec in specs.items() if not active.is_active(spec.identity_hash)}
     groups = defaultdict[str, dict[str, slurm.SlurmRun]](dict)  # by cores and devices

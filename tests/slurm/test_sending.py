@@ -107,6 +107,7 @@ def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
     cluster: Cluster, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm, "SILENT_S", 0.0)
     store, specs = Store(tmp_path / "runs"), [fakes.spec(3), fakes.spec(4)]
     waiting = {store.path(s).relative_to(store.root).as_posix(): SlurmRun(s, store) for s in specs}
     submit(waiting, store=store, hardware=CPU)
@@ -133,6 +134,8 @@ def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
     (cluster.folder / "squeue").write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(DllmBenchError, match="SLURM does not answer"):
         slurm.wait_for_jobs(store, asked)
+    with pytest.raises(DllmBenchError, match="SLURM does not answer"):
+        send([], store, [])  # what is queued would be sent twice
     asked = PlannedRun((), CellState.PARTIAL, "", "half", specs[1])
     told = with_job(asked, slurm.SlurmJobs.of(store))
     assert told.state is CellState.PARTIAL and "log of job 1_1" in told.reason, "SLURM is silent"
