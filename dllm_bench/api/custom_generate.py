@@ -2,9 +2,9 @@
 
 `export` writes the folder: a `generate.py` that holds the decoder as data and calls
 `generate_with`. Not supported, and refused: beams, several sequences per prompt, logits processors,
-stopping criteria, assistants, streamers. Sampling settings of transformers have no effect, because
-a decoder has its own. A model of a class that this package cannot run layer by layer is called as a
-function, without a cache.
+stopping criteria, stop strings, assistants, streamers. Sampling settings of transformers have no
+effect, because a decoder has its own. A model of a class that this package cannot run layer by
+layer is called as a function, without a cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.api.generation import decode_together, spec_of, wrap
+from dllm_bench.api.generation import PromptGenerator, decode_together, spec_of, wrap
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, first_end
@@ -30,8 +30,8 @@ from dllm_bench.runs.sessions import check_batched
 from dllm_bench.store.files import write_atomic
 
 REFUSED = (
-    "logits_processor stopping_criteria prefix_allowed_tokens_fn assistant_model streamer "
-    "negative_prompt_ids"
+    "logits_processor stopping_criteria stop_strings prefix_allowed_tokens_fn assistant_model "
+    "streamer negative_prompt_ids"
 ).split()
 SINGLE = ("num_beams", "num_return_sequences")  # more than one of these is refused
 WRAPPING = ("mask_token", "attention", "block", "shifted")  # settings of `wrap`
@@ -99,8 +99,9 @@ def generate_with(
     chosen: Any = instantiate(decoder, "decoder")
     spec = spec_of(wrapped, chosen, seed=seed, batch=len(given))
     check_batched(spec)
-    prompts = enumerate(_prompts(given, settings.get("attention_mask")))
-    asked = [ready(spec, chosen, wrapped, Request(str(i), tuple(ids), new)) for i, ids in prompts]
+    prompts = map(tuple, _prompts(given, settings.get("attention_mask")))
+    id_of = PromptGenerator(spec, chosen, wrapped).id_of
+    asked = [ready(spec, chosen, wrapped, Request(id_of(ids), ids, new)) for ids in prompts]
     generations = decode_together(wrapped, chosen, asked, len(asked))
     sequences = _padded(given, generations, wrapped)
     whole = settings.get("return_dict_in_generate")

@@ -443,13 +443,13 @@ class PromptGenerator:
         """
         ids = tuple(self.loaded.encode(prompt))
         new = 1 if max_new_tokens is None else max_new_tokens
-        request = Request(self._name(ids), ids, new, stop, str(prompt))
+        request = Request(self.id_of(ids), ids, new, stop, str(prompt))
         if max_new_tokens is None:
             request = filling(request, self.loaded.denoiser.special)
         require_memory(self.spec, self.decoder, self.loaded, request)
         return ready(self.spec, self.decoder, self.loaded, request)
 
-    def _name(self, ids: tuple[int, ...]) -> str:
+    def id_of(self, ids: tuple[int, ...]) -> str:
         """Return the id of a request, from its tokens and how often they came."""
         key = hashlib.sha256(repr(ids).encode()).hexdigest()
         self.seen[key] += 1
@@ -471,7 +471,7 @@ class PromptGenerator:
                 "or decoder=likelihood_exact (decoder.block)."
             )
         option = option_of(context, continuation, self.loaded.encode)
-        made = request_of(self._name((*option.prompt_ids, -1, *option.ids)), [option])
+        made = request_of(self.id_of((*option.prompt_ids, -1, *option.ids)), [option])
         asked = ready(self.spec, self.decoder, self.loaded, made)
         return likelihoods_of(self.decode(asked).text)[0]
 

@@ -260,7 +260,7 @@ def test_every_door_gives_the_same_text_tokens_and_forwards(decoder, tmp_path, m
 
 def test_a_batch_of_padded_prompts_gives_the_rows_of_single_ones() -> None:
     module, model = transformers_object("tiny-llada").eval(), loaded("tiny-llada")
-    plain, pad = describe(db.decoder("fast_dllm")), model.special.eos
+    plain, pad = describe(db.decoder("remdm", **{"score.temperature": 3.0})), model.special.eos
     rows = [model.encode(text) for text in ("Tom has 3 apples.", "What is 2 + 5 in words?")]
     width = max(map(len, rows))
     padded = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
@@ -391,7 +391,7 @@ def unknown_class(_: Path) -> None:
         (of_object(3), "use evaluate"),
         (run(wrapped(logits)), "weights_hash=TEXT"),
         (lambda results: db.records(results, by="token"), "by='sample'"),
-        (of_transformers(num_beams=4), "num_beams"),
+        (of_transformers(num_beams=4, stop_strings=["x"]), "stop_strings, num_beams"),
         (of_transformers(max_new_tokens=0), "no max_new_tokens"),
     ],
 )
