@@ -321,7 +321,7 @@ def model_info(spec: RunSpec, model: str, version: str) -> Plain:
         "name": spec.model.name,
         "id": model,
         "developer": owner,
-        "inference_engine": {"name": spec.model.engine or LIBRARY} if served else engine,
+        "inference_engine": {"name": spec.model.engine or "unknown"} if served else engine,
         "additional_details": details,
     }
 
