@@ -178,7 +178,7 @@ class FunctionDenoiser(Denoiser):
     @torch.inference_mode()
     def _logits(self, ids_BL: Tensor) -> Tensor:
         with evaluated(self._module):
-            logits_BLV = self.function(ids_BL)
+            logits_BLV = self.function(ids_BL.clone())  # it may write into what it is given
         shape, kind = getattr(logits_BLV, "shape", ()), getattr(logits_BLV, "dtype", None)
         floats = isinstance(kind, torch.dtype) and kind.is_floating_point
         if not floats or shape[:2] != ids_BL.shape or len(shape) != 3:
