@@ -194,8 +194,7 @@ def tiny_checkpoint(layout: str, path: Path, seed: int, **changes: Any) -> Path:
     config = tiny_config(layout, **changes)
     (path / "config.json").write_text(json.dumps(config))
     module = build_module(ADAPTERS[layout], config, "sdpa")
-    weights = publish(layout, tiny_weights(module, seed))
-    save_file(weights, path / "model.safetensors")
+    save_file(publish(layout, tiny_weights(module, seed)), path / "model.safetensors")
     tiny_tokenizer().save_pretrained(str(path))
     return path
 
@@ -207,8 +206,7 @@ def publish(layout: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     tensors = {name: torch.empty(shape) for name, shape in expected.items()}
     for name, tensor in weights.items():
         for part in ADAPTERS[layout].parts(name, shapes):
-            rows = slice(*(part.rows or (None,)))
-            tensors[part.name][rows] = tensor[part.place]
+            tensors[part.name][slice(*(part.rows or (None,)))] = tensor[part.place]
     return tensors
 
 
@@ -289,8 +287,7 @@ def noting(
     noted: list[tuple[Any, Any]] = []
 
     def watched(self: Any, *given: Any) -> Any:
-        kept = keep(*given)
-        noted.append((kept, getattr(super(type(self), self), method)(*given)))
+        noted.append((keep(*given), getattr(super(type(self), self), method)(*given)))
         return noted[-1][1]
 
     return with_method(piece, method, watched), noted

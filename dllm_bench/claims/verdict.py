@@ -171,7 +171,7 @@ class Judgement:
                 f"{self.needed} items a run show a difference of {size} in 80 % of repetitions "
                 f"(the pilot has {self.items})"
             )
-        for run in self.runs:
+        for run in (one for one in self.runs if one.query):
             yield f"run: {run.command}{given}"
         if any(run.open for run in self.runs):
             yield f"command: {self.command}{given}"

@@ -227,8 +227,7 @@ def remove_named(arguments: Namespace) -> int:
     """Remove the folders of the runs for good; refused, for all, if a hash is unknown or a run is
     going on. Folders of a benchmark or model stay, also where they are empty now.
     """
-    store = open_store(arguments)
-    folders = list(dict.fromkeys(map(store.folder_of, arguments.runs)))
+    folders = list(dict.fromkeys(map(open_store(arguments).folder_of, arguments.runs)))
     remove(folders)
     return print_lines(f"removed: {folder}" for folder in folders)
 

@@ -223,8 +223,7 @@ class _PointBuilder:
     def _blank(self, cell: Row) -> Point:
         """Return the cell's point without its numbers."""
         figure, keys, metric = self.figure, cell.planned.cell.keys, self._metric(cell)
-        names = {**keys, BY_METRIC: metric}
-        series = names.get(figure.draw.series, "")
+        series = {**keys, BY_METRIC: metric}.get(figure.draw.series, "")
         return {
             "panel": keys.get(figure.draw.panels, ""),
             "series": figure.group.get(series, series),

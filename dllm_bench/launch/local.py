@@ -275,8 +275,7 @@ class _WorkerPool:
             group = take_next(self.waiting, spec)
             spec = group[0]
             report = _TextReport(partial(self.progress.update, spec.folder))
-            outcomes = RunJob(group, self.store, self.deps)(report)
-            self._note(outcomes, report.results)
+            self._note(RunJob(group, self.store, self.deps)(report), report.results)
 
     def _give(self, worker: Worker, previous: RunSpec | None) -> None:
         """Give a worker its next runs; it is idle if none are left."""
@@ -329,5 +328,4 @@ def _work_on_jobs(pipe: Connection) -> None:
         except EOFError:
             return
         report = _TextReport(pipe.send)
-        outcomes = job(report)
-        pipe.send((outcomes, report.results))
+        pipe.send((job(report), report.results))

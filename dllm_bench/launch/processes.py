@@ -111,8 +111,7 @@ class RunProcess:
         kind = session_class(spec)
         if spec.hardware.replicas > 1:
             with self.store.share(spec, self.group, self.session, self.zero_s) as share:
-                prepared = prepare(spec, deps)
-                kind(spec, deps, *prepared, share, report).decode()
+                kind(spec, deps, *prepare(spec, deps), share, report).decode()
             pipe.send(DECODED)
             if self.index == 0:
                 pipe.recv()  # the parent says that the others have decoded their shares too

@@ -250,8 +250,7 @@ def check_step_profile(source: str, model: str) -> None:
     name none."""
 
     def name_of(plain: Any) -> str:
-        measured_with = plain.get("model", {"name": model})
-        return str(measured_with["name"])
+        return str(plain.get("model", {"name": model})["name"])
 
     if (measured := _of_step_profile(source, name_of)) != model:
         raise DllmBenchError(
@@ -287,8 +286,7 @@ class Temperatures:
 
     def probabilities(self, logits: Sequence[float]) -> list[float]:
         """Return the probability that each token is accepted if all before it are."""
-        scales = [*self.values, *[1.0] * len(logits)]
-        pairs = zip(logits, scales, strict=False)
+        pairs = zip(logits, [*self.values, *[1.0] * len(logits)], strict=False)
         # 1 / (1 + exp(-x)), without its overflow
         return [(1 + math.tanh(logit / scale / 2)) / 2 for logit, scale in pairs]
 

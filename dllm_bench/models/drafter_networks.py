@@ -487,8 +487,7 @@ def build_network(settings: dict[str, Any], drafter_config: DrafterConfig) -> Dr
 
     `settings` are the arguments of transformers' Qwen3Config.
     """
-    arguments = {**settings, "attn_implementation": "sdpa"}
-    config = Qwen3Config(**arguments)
+    config = Qwen3Config(**{**settings, "attn_implementation": "sdpa"})
     kind = ChainDraftNetwork if drafter_config.chain else BlockDraftNetwork
     with torch.device("meta"):
         network: DraftNetwork = kind(config, drafter_config)

@@ -248,6 +248,7 @@ class ServedRunSession(runner.RunSession):
         asked = [self._warmup(warmups[i % len(warmups)], i) for i in range(count)]
         with self._threads() as pool:
             list(pool.map(self.loaded.complete, asked))
+        self.loaded.tokens_in("")  # reads the tokenizer before the clock starts
         here = provenance.environment_of(self.spec)
         device = model.engine or UNSTATED
         environment = {**here, "device": device, "client": here["cpu"], "server": server}

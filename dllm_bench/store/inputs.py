@@ -474,7 +474,7 @@ def typed_in(made: Callable[..., Any]) -> str:
     except (OSError, TypeError) as error:
         raise DllmBenchError(
             f"{made.__qualname__} is a piece whose source cannot be found ({error}), so a changed "
-            "one could not be told from it; define it in a file or in a notebook's cell."
+            "one could not be told from it; define it in a file."
         ) from error
 
 

@@ -134,6 +134,5 @@ def training(source: str, run: PlannedRun) -> tuple[str, ...] | None:
     if kind not in SIZES:
         return None
     sizes = [part for word, n in SIZE.findall(rest) for part in (SIZES[kind][word], n)]
-    drafter = SIZE.sub("", rest)[1:]
-    named = (drafter,) if kind == "drafters" else ()
+    named = (SIZE.sub("", rest)[1:],) if kind == "drafters" else ()
     return ("train", kind[:-1], model, *named, *sizes, "--out", source)

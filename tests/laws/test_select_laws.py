@@ -377,8 +377,8 @@ def test_a_reference_that_ends_early_is_followed_as_far_as_it_goes(model) -> Non
 def test_the_reference_is_made_before_the_clock_starts(model) -> None:
     oracle = replace(BY_8, select=Oracle(BY_8))
     ready, watched = oracle.prepare(model, REQUEST), Watched(model)
-    generation = oracle.generate(watched, ready)
-    assert len(watched.canvases) == len(generation.trace) < 32
+    forwards = len(oracle.generate(watched, ready).trace)
+    assert len(watched.canvases) == forwards < 32
     assert oracle.prepare(model, ready) is ready
 
 

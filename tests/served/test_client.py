@@ -177,8 +177,9 @@ def test_a_busy_server_is_asked_again_when_it_says() -> None:
         Reply([piece("half"), b'data: {"choices": [{"del\n\n']),
         Reply([piece("half"), event({"error": {"message": "out of memory"}})]),
         Reply([piece("half"), event({"choices": "none"})]),
+        said("half", finish="abort"),
     ],
-    ids=["cut", "no finish_reason", "no JSON", "error inside", "another form"],
+    ids=["cut", "no finish_reason", "no JSON", "error inside", "another form", "broken off"],
 )
 def test_a_broken_stream_is_asked_again_and_never_half_counted(fault: Reply) -> None:
     with Server(scripted(fault, said("whole", new=3))) as server:

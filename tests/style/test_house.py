@@ -486,8 +486,7 @@ def uses_by_file(uses: Callable[[ast.AST], Iterator[str]]) -> dict[str, list[str
 def test_only_the_modules_for_files_touch_a_results_folder() -> None:
     found = uses_by_file(file_calls)
     others = {name: calls for name, calls in found.items() if not name.startswith(FOLDERS)}
-    archive = others.pop("store/archive.py")
-    assert archive == ["tarfile.open"]  # of an open stream
+    assert others.pop("store/archive.py") == ["tarfile.open"]  # of an open stream
     assert sorted(others) == sorted(" ".join(OPENS.values()).split())
 
 
