@@ -171,8 +171,8 @@ def convert(file: Path, model: ModelGroup, folder: Path, out: Path | None = None
 
 def require_free(out: Path, name: str, *made: bytes) -> None:
     """Raise DllmBenchError if a folder holds a filter, unless its file `name` contains `made`."""
-    found = stored_bytes(out / name) or b""
-    if is_file(out / filter_files.WEIGHTS) and not all(part in found for part in made):
+    found = (stored_bytes(out / name) or b"") if is_file(out / filter_files.WEIGHTS) else None
+    if found is not None and not all(part in found for part in made):
         raise DllmBenchError(
             f"{out} holds a filter that this command did not make; name another folder with --out, "
             "or remove it."
