@@ -250,7 +250,8 @@ def check_step_profile(source: str, model: str) -> None:
     name none."""
 
     def name_of(plain: Any) -> str:
-        return str(plain.get("model", {"name": model})["name"])
+        measured_with = plain.get("model", {"name": model})
+        return str(measured_with["name"])
 
     if (measured := _of_step_profile(source, name_of)) != model:
         raise DllmBenchError(

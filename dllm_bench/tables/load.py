@@ -179,8 +179,7 @@ def load_profile(name: str) -> Profile:
         if made["embedded"]:
             for group in OWN_GROUPS.keys() & replace.keys():
                 replace[group] = {**available_here(group), **replace[group]}
-            made["as_asked"] = [*made.get("as_asked", ()), *from_outside("benchmark")]
-            replace["benchmark"] |= {kept: kept for kept in made["as_asked"]}
+            replace["benchmark"] |= {kept: kept for kept in made.get("as_asked", ())}
         passes = _fields(f"`passes` of profile {name}", made.pop("passes", {}), ("run", "of"))
         made |= {
             "replace": dict(replace),
@@ -211,16 +210,13 @@ def available_here(group: str) -> dict[str, str]:
     paths of folders.
     """
     names = {"/*": "/*"} if group == "model" else {}
-    for file in (conf_dir() / group).glob("*.yaml"):
-        if any(own in file.read_text(encoding="utf-8") for own in OWN_GROUPS[group]):
-            names[file.stem] = file.stem
-    return names | from_outside(group)
-
-
-def from_outside(group: str) -> dict[str, str]:
-    """Return {name: name} of the models or benchmarks of plug-ins and of the user."""
-    shipped = {file.stem for file in (conf_dir() / group).glob("*.yaml")}
-    return {name: name for name in options(group) if name not in shipped}
+    for name in options(group):
+        file = conf_file(f"{group}/{name}.yaml")
+        shipped = conf_dir() in file.parents
+        text = file.read_text(encoding="utf-8")
+        if not shipped or any(own in text for own in OWN_GROUPS[group]):
+            names[name] = name
+    return names
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

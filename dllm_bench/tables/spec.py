@@ -373,8 +373,7 @@ class Profile:
     set: Query
     """Overrides that replace those of the same key, or are appended."""
     as_asked: Collection[str] = ()
-    """Prompt sets, and benchmarks of plug-ins and of the user, that need no counterpart; `set`
-    changes no setting of theirs."""
+    """Prompt sets that need no counterpart; `set` changes no setting of theirs."""
     default: Query = ()
     """Overrides for keys that a query does not set."""
     instead: tuple[Instead, ...] = ()
