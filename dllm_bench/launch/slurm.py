@@ -276,7 +276,7 @@ def answered_jobs(store: Store, patience_s: float = 0.0) -> SlurmJobs:
     while (jobs := SlurmJobs.of(store)).queued is None:
         if time.monotonic() >= end:
             raise DllmBenchError(
-                "SLURM does not answer (squeue); its jobs continue, `dllm-bench status` shows them."
+                "SLURM does not answer (squeue); jobs continue. Give the same command again later."
             )
         time.sleep(POLL_S)
     return jobs

@@ -12,9 +12,8 @@ them.
 `AnswerStream` reads one streamed answer, server-sent events. The time to first token is that of the
 first event with content (of an empty answer: of its end). Token counts are the server's own; events
 are not counted, since one may hold several tokens. An answer is complete if the server gave a
-finish reason other than those of `BROKEN_OFF`; otherwise a `TryError` is raised and nothing of the
-answer is kept. Nothing a server
-sends is trusted: sizes are limited, types are checked.
+finish reason other than abort or error; otherwise a `TryError` is raised and nothing of the answer
+is kept. Nothing a server sends is trusted: sizes are limited, types are checked.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ LIST_BYTES = 2**23  # limit of a server's list of models
 STABLE_FIELDS = ("id", "root", "owned_by", "max_model_len")  # in a server's entry for a model
 PREFIX, DONE = b"data:", b"[DONE]"
 CONTENT = ("content", "reasoning_content", "reasoning")  # of a chat delta; the first is the text
-BROKEN_OFF = ("abort", "error")  # finish reasons of vLLM, SGLang and LMDeploy for half an answer
 EVENT_BYTES = 2**22  # a longer event ends the try
 ANSWER_BYTES = 2**26  # all events of an answer
 MOST_TOKENS = 10**9  # a larger count is none
@@ -369,7 +367,7 @@ class AnswerStream:
         self._read_line(bytes(self.line))
         if self.finish is None or self.ttft_s is None:
             raise TryError("the stream ended without a finish_reason")
-        if self.finish in BROKEN_OFF:
+        if self.finish in ("abort", "error"):  # as vLLM, SGLang and LMDeploy end half an answer
             raise TryError(f"the server broke off its answer with finish_reason {self.finish!r}")
         problems: list[str] = []
         prompt, new = (

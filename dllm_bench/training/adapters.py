@@ -72,10 +72,11 @@ class AdapterJob(CheckedFields):
     """An adapter of the same rank with the initial weights, a folder or assets/<name>; empty: start
     without effect."""
 
-    def command(self, model: str) -> str:
-        """Return the command that trains this adapter."""
+    def command(self, *named: str) -> str:
+        """Return the command that trains this adapter; named: the model, and its settings."""
         shown = {"texts": tuple(Path(file).name for file in self.texts)}
-        return loop.command(f"dllm-bench train adapter {model}", self, AdapterJob(), shown)
+        start = f"dllm-bench train adapter {shlex.join(named)}"
+        return loop.command(start, self, AdapterJob(), shown)
 
 
 def as_block_diffusion(spec: ModelSpec, job: AdapterJob) -> ModelSpec:
@@ -382,7 +383,6 @@ class AdapterTraining(Training):
     def facts(self) -> dict[str, Any]:
         return {
             "model": self.loaded.metadata.name,
-            "named": shlex.join(self.named),
             "dtype": self.loaded.metadata.dtype,
             "count": sum(parameter.numel() for parameter in self.learned.values()),
             "shown": self.curve[:: -max(1, -(-len(self.curve) // SHOWN_POINTS))][::-1],

@@ -511,5 +511,5 @@ class DrafterTraining(Training):
 
     def facts(self) -> dict[str, Any]:
         learned = sum(weight.numel() for weight in self.weights.values())
-        facts = {"named": self.named, "facts": self.network.drafter_config}
-        return {"model": self.loaded.metadata.name, "learned": learned, **facts}
+        model = self.loaded.metadata.name
+        return {"model": model, "learned": learned, "facts": self.network.drafter_config}

@@ -276,7 +276,8 @@ class Training(ABC):
         """Write what is trained as it is now, its curve and card, and the state to resume from."""
         self.require_finite()
         self.write(out)
-        parts = {"job": self.job, "training": self, **self.facts()}
+        minutes = "core-minutes" if self.device.type == "cpu" else "minutes"
+        parts = {"job": self.job, "training": self, "minutes": minutes, **self.facts()}
         write_report(out, self.part, self.curve, parts)
         state = {
             "step": self.step,

@@ -132,7 +132,7 @@ def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
     asked = {more.spec.identity_hash}
     assert "job 3 is over" in slurm.wait_for_jobs(store, asked)[0], "sealed with fewer items"
     (cluster.folder / "squeue").write_text("#!/bin/sh\nexit 1\n")
-    for asks in (slurm.wait_for_jobs, lambda store: send([], store, [])):  # else sent twice
+    for asks in (slurm.wait_for_jobs, lambda store: send([], store, [])):  # a run may be queued
         with pytest.raises(DllmBenchError, match="SLURM does not answer"):
             asks(store)
     asked = PlannedRun((), CellState.PARTIAL, "", "half", specs[1])

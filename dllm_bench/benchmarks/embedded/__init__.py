@@ -46,7 +46,7 @@ TEST_ONE_IN = 8
 """One problem in this many belongs to the test split (by the hash of its content)."""
 SPLIT_SIZE = 1000
 """Items of `test` and `train`; training draws as many problems as it needs instead."""
-HELD_OUT = {TEST: range(SPLIT_SIZE), UNSEEN: range(1000, 1200), LATER: range(1200, 1700)}
+HELD_OUT = {TEST: range(SPLIT_SIZE), UNSEEN: range(SPLIT_SIZE, 1200), LATER: range(1200, 1700)}
 """Split -> which of the test problems it has, in the order in which they are drawn."""
 MOST_REPEATS = 100_000
 """Known prompts drawn one after the other, after which a stream has no others."""
